@@ -1,0 +1,68 @@
+"""What can go wrong, and who can mend it.
+
+    EdgetrainError
+    ├── UserError       the caller can mend it: says what, what was expected, what came, what to do next
+    ├── Infeasible      an answer, not a fault: no plan fits; says the smallest budget that would work
+    └── InternalError   ours: a promise of this package was broken; asks for a report
+
+The command line prints the first two as one short message (exit code 1); it never shows their traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EdgetrainError(Exception):
+    """Base of every error that edgetrain raises on purpose."""
+
+
+class UserError(EdgetrainError):
+    """Something the caller can mend.
+
+    `what` is one sentence; the optional parts are printed on lines of their own.
+    """
+
+    def __init__(
+        self, what: str, *, expected: str | None = None, received: str | None = None, next_step: str | None = None
+    ) -> None:
+        self.what = what
+        self.expected = expected
+        self.received = received
+        self.next_step = next_step
+        parts = (("expected", expected), ("received", received), ("next step", next_step))
+        super().__init__("\n".join([what, *(f"  {label}: {text}" for label, text in parts if text)]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {"what": self.what, "expected": self.expected, "received": self.received}
+        return (_user_error, ({**state, "next_step": self.next_step},))
+
+
+def _user_error(parts: dict[str, str | None]) -> UserError:
+    what = parts.pop("what")
+    return UserError(what or "", **parts)
+
+
+class Infeasible(EdgetrainError):
+    """No plan fits the budget. Carries the evidence.
+
+    smallest_bytes: the smallest budget that is known to work when asked for.
+    bound_bytes:    no schedule at all fits in less than this (proven).
+    alive:          names of the tensors alive at the tightest op, largest first.
+    """
+
+    def __init__(
+        self, what: str, *, smallest_bytes: int, bound_bytes: int, op: str | None = None, alive: Sequence[str] = ()
+    ) -> None:
+        self.smallest_bytes = smallest_bytes
+        self.bound_bytes = bound_bytes
+        self.op = op
+        self.alive = tuple(alive)
+        super().__init__(what)
+
+
+class InternalError(EdgetrainError):
+    """A promise that edgetrain makes itself was broken."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}\n  This is a defect in edgetrain; please report it with the command that led here.")
