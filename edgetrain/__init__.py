@@ -1,0 +1,38 @@
+"""edgetrain trains neural networks on small devices inside a budget of memory, time and energy, and measures what training
+really costs.
+
+The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
+`capture` → Graph → `keep_all` → Plan → `compile` → a step that one calls. `prepare` does all of it.
+"""
+
+from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
+from edgetrain.graph.capture import capture, capture_inference
+from edgetrain.graph.ir import Graph
+from edgetrain.graph.verify import verify
+from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.plan import Plan
+from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.compiled import compile_step as compile
+from edgetrain.run.memory import MemoryTrace
+from edgetrain.run.step import Step, prepare
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompiledStep",
+    "EdgetrainError",
+    "Graph",
+    "Infeasible",
+    "InternalError",
+    "MemoryTrace",
+    "Plan",
+    "Step",
+    "UserError",
+    "__version__",
+    "capture",
+    "capture_inference",
+    "compile",
+    "keep_all",
+    "prepare",
+    "verify",
+]

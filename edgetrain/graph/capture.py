@@ -1,0 +1,442 @@
+"""From an ordinary nn.Module to the graph of one training step.
+
+In:  a model, `loss(model, *batch)`, an optimizer and one example batch.
+Out: a `Graph`: forward, backward and update, in the order in which PyTorch would run them. The model, the optimizer and
+     the batch are left as they are; no kernel runs, so capture takes no activation memory.
+
+What is trained is what the optimizer holds and what needs a gradient. Everything else that the loss reads is constant to
+the step: read anew each time it runs, never changed (buffers that the model itself changes, such as the running statistics
+of a batch norm, excepted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+
+from edgetrain.errors import EdgetrainError, UserError
+from edgetrain.graph import cache, optimizers
+from edgetrain.graph.fingerprint import Walk, settings, surroundings
+from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
+from edgetrain.graph.lower import Lowered, lower
+from edgetrain.graph.record import Recorder, trace_backward
+from edgetrain.graph.verify import verify
+
+Loss = Callable[..., torch.Tensor]
+MemoryFormat = Literal["preserve", "channels_last"]
+Unused = Literal["error", "freeze"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph and the live tensors that it refers to and that neither the model nor the optimizer holds."""
+
+    graph: Graph
+    walk: Walk
+    externals: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    cached: bool = False
+    not_cached_because: str | None = None
+
+
+def capture(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Any],
+    *,
+    unused: Unused = "error",
+    memory_format: MemoryFormat = "preserve",
+    use_cache: bool = True,
+) -> Graph:
+    """The graph of one training step: forward, backward, update.
+
+    unused: what to do with a parameter of the optimizer that the loss does not reach: "error", or "freeze" to leave it as
+    it is (they are listed in `graph.unused`).
+    memory_format: "channels_last" takes image batches in that layout; the numbers then differ from those of the default
+    layout by rounding.
+    """
+    return capture_with_externals(
+        model, loss, optimizer, example, unused=unused, memory_format=memory_format, use_cache=use_cache
+    ).graph
+
+
+def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
+    """The graph of a prediction, in eval mode. The model's training flags are put back."""
+    example = check_example(example)
+    with _eval_mode(model):
+        walk = _walk((model, "model"))
+        digest = _digest(walk, "inference", example, ())
+        found = cache.find(digest) if digest and use_cache else None
+        if found is not None:
+            return found
+        graph = _Capture(model, walk, example, "preserve").inference()
+    if digest and use_cache:
+        cache.keep(digest, graph)
+    return graph
+
+
+def capture_with_externals(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Any],
+    *,
+    unused: Unused = "error",
+    memory_format: MemoryFormat = "preserve",
+    use_cache: bool = True,
+) -> Captured:
+    """`capture`, and beside the graph what `compile` needs to bind tensors that only the loss knows."""
+    example = check_example(example)
+    trained = optimizers.trained(optimizer)
+    walk = _walk((model, "model"), (loss, "loss"))
+    places = tuple((t.path, walk.tensors.get(id(t.parameter), "")) for t in trained)
+    shape = (memory_format, unused, optimizers.structure(optimizer), places)
+    digest = _digest(walk, "training", example, shape)
+    live = dict(_live_tensors(walk))
+    if digest and use_cache:
+        found = cache.find(digest)
+        if found is not None and _names_of_externals(found) <= set(live):
+            return Captured(found, walk, {n: live[n] for n in _names_of_externals(found)}, cached=True)
+    work = _Capture(model, walk, example, memory_format)
+    graph = work.training(loss, optimizer, trained, unused)
+    nameless = sorted(set(work.externals) - set(live))
+    reason = walk.reason or (f"{nameless[0]} cannot be found again" if nameless else None)
+    if digest and use_cache and not reason:
+        cache.keep(digest, graph)
+    return Captured(graph, walk, work.externals, not_cached_because=reason)
+
+
+def check_example(example: Sequence[Any]) -> tuple[Any, ...]:
+    """The batch as a tuple of tensors and plain constants."""
+    if isinstance(example, torch.Tensor) or not isinstance(example, tuple | list):
+        raise UserError(
+            "an example must be one batch as a tuple",
+            expected="a tuple of tensors, as in example=(x, y)",
+            received=type(example).__name__,
+            next_step="put the tensors of one batch in a tuple, in the order in which the loss takes them",
+        )
+    for position, item in enumerate(example):
+        if not isinstance(item, torch.Tensor | bool | int | float | str | None):
+            raise UserError(
+                f"item {position} of the example cannot be captured",
+                expected="a tensor, a number, a string or None",
+                received=type(item).__name__,
+                next_step="pass nested batches as separate tensors, and put them together inside the loss",
+            )
+    return tuple(example)
+
+
+def _walk(*roots: tuple[Any, str]) -> Walk:
+    walk = Walk()
+    for value, path in roots:
+        walk.add(value, path)
+    return walk
+
+
+def _digest(walk: Walk, sort: str, example: tuple[Any, ...], rest: tuple[Any, ...]) -> str | None:
+    walk.add((sort, surroundings(), repr(settings()), repr(rest)), "settings")
+    for position, item in enumerate(example):
+        described = (tuple(item.shape), item.stride(), item.dtype, item.device) if isinstance(item, torch.Tensor) else item
+        walk.add(repr(described), f"example.{position}")
+    return walk.digest
+
+
+def _live_tensors(walk: Walk) -> Iterator[tuple[str, torch.Tensor]]:
+    for value in walk._alive:
+        if isinstance(value, torch.Tensor):
+            yield walk.tensors[id(value)], value
+
+
+def _names_of_externals(graph: Graph) -> set[str]:
+    return {source.path for source in graph.sources.values() if source.sort == "external"}
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+class _Capture:
+    """The work of one capture; `externals` is filled on the way."""
+
+    def __init__(self, model: nn.Module, walk: Walk, example: tuple[Any, ...], memory_format: MemoryFormat) -> None:
+        self.model = model
+        self.walk = walk
+        self.modules = {id(module): name for name, module in model.named_modules()}
+        self.recorder = Recorder(self.modules)
+        self.externals: dict[str, torch.Tensor] = {}
+        self.batch = [
+            self.recorder.fake_input(item, channels_last=memory_format == "channels_last")
+            if isinstance(item, torch.Tensor)
+            else item
+            for item in example
+        ]
+        self.names: dict[int, tuple[str, Role]] = {}
+        self.sources: dict[int, Source] = {}  # by raw tensor
+        self.constants: dict[int, bytes] = {}
+
+    def training(
+        self, loss: Loss, optimizer: torch.optim.Optimizer, trained: list[optimizers.Trained], unused: Unused
+    ) -> Graph:
+        with self._recording(), torch.enable_grad():
+            value = _check_loss(loss(self.model, *self.batch))
+            gradients = trace_backward(self.recorder, value, [t.parameter for t in trained])
+        reached = [(t, g) for t, g in zip(trained, gradients, strict=True) if g is not None]
+        missed = [self._name(t.parameter, t.path) for t, g in zip(trained, gradients, strict=True) if g is None]
+        if missed and unused == "error":
+            raise _unreached(missed)
+        self._refuse_random_backward()
+        self._name_persistent(trained)
+        number = self.recorder.number
+        kept = [number(value), *(number(g) for _, g in reached)]
+        lowered = lower(self.recorder, kept, self.names)
+        graph = self._graph(lowered, [number(value)])
+        graph = _with_updates(
+            graph,
+            optimizers.kind_of(optimizer),
+            [(t, lowered.tensor_of[number(t.parameter)], lowered.tensor_of[number(g)]) for t, g in reached],
+        )
+        graph = replace(graph, unused=tuple(missed), about={**graph.about, "optimizer": type(optimizer).__name__})
+        verify(graph)
+        return graph
+
+    def inference(self) -> Graph:
+        with self._recording(), torch.no_grad():
+            result = self.model(*self.batch)
+        outputs = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
+        if not outputs:
+            raise UserError(f"{type(self.model).__name__} returns no tensor", received=type(result).__name__)
+        self._name_persistent([])
+        numbers = [self.recorder.number(t) for t in outputs]
+        graph = self._graph(lower(self.recorder, numbers, self.names), numbers)
+        verify(graph)
+        return graph
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Record; put the model's attributes back; turn whatever goes wrong into an error that names the module."""
+        snapshot = {
+            id(m): (m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in self.walk.modules.values()
+        }
+        try:
+            # oneDNN's recurrent layer hides a workspace whose size only a run can tell; its parts do not.
+            with _without_onednn(), self.recorder.active():
+                yield
+            stored = self._stored_tensors(snapshot)
+        except EdgetrainError:
+            raise
+        except Exception as error:
+            raise _explain(error, self.recorder.module, type(self.model).__name__) from error
+        finally:
+            for module, attributes, parameters, buffers in snapshot.values():
+                vars(module).clear()
+                vars(module).update(attributes)
+                module._parameters.clear()
+                module._parameters.update(parameters)
+                module._buffers.clear()
+                module._buffers.update(buffers)
+        if stored:
+            raise stored
+
+    def _stored_tensors(self, snapshot: Mapping[int, Any]) -> UserError | None:
+        for module, attributes, _, buffers in snapshot.values():
+            for key, value in vars(module).items():
+                if value is not attributes.get(key) and any(isinstance(t, FakeTensor) for t in _tensors(value)):
+                    return self._storing(module, key, "is no buffer")
+            for key, value in module._buffers.items():
+                if isinstance(value, FakeTensor) and value is not buffers.get(key):
+                    return self._storing(module, key, "is replaced by a new tensor")
+        return None
+
+    def _storing(self, module: nn.Module, key: str, what: str) -> UserError:
+        owner = self.modules.get(id(module)) or type(module).__name__
+        return UserError(
+            f"module {owner} stores a tensor in self.{key} during forward, and {what}: a captured step could not carry it "
+            "from one step to the next",
+            next_step=f"register it (self.register_buffer({key!r}, …)) and change it in place (self.{key}.copy_(…)), "
+            "or leave the assignment out",
+        )
+
+
+    def _refuse_random_backward(self) -> None:
+        for call in self.recorder.recording.calls:
+            if call.phase == "backward" and torch.Tag.nondeterministic_seeded in call.func.tags and "dropout" not in str(
+                call.func
+            ):
+                raise UserError(
+                    f"module {call.module} draws random numbers in the backward pass ({call.func}); "
+                    "torch.utils.checkpoint over dropout does this, and the masks would not be those of the forward pass",
+                    next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation itself",
+                )
+
+    def _name(self, tensor: torch.Tensor, fallback: str) -> str:
+        path = self.walk.tensors.get(id(tensor))
+        return path.removeprefix("model.") if path else f"optimizer.{fallback}"
+
+    def _name_persistent(self, trained: list[optimizers.Trained]) -> None:
+        """Give name, role and source to every raw tensor that is there when the step starts."""
+        number = self.recorder.number
+        for position, item in enumerate(self.batch):
+            if isinstance(item, torch.Tensor):
+                self._persistent(number(item), f"input.{position}", "input", Source("input", str(position)))
+        for t in trained:
+            raw, name = number(t.parameter), self._name(t.parameter, t.path)
+            self._persistent(raw, name, "parameter", Source("optimizer", t.path))
+        parameters = {id(p): name for name, p in self.model.named_parameters()}
+        buffers = {id(b): name for name, b in self.model.named_buffers()}
+        for raw, real in self.recorder.recording.externals.items():
+            if raw in self.names:
+                continue
+            if id(real) in parameters:
+                name = parameters[id(real)]
+                self._persistent(raw, name, "parameter", Source("parameter", name))
+            elif id(real) in buffers:
+                name = buffers[id(real)]
+                self._persistent(raw, name, "buffer", Source("buffer", name))
+            else:
+                self._external(raw, real)
+        for raw, value in self.recorder.recording.lifted.items():
+            self._persistent(raw, f"constant.{raw}", "constant", Source("constant", str(raw)))
+            self.constants[raw] = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    def _external(self, raw: int, real: torch.Tensor) -> None:
+        name = self.walk.tensors.get(id(real)) or f"external.{len(self.externals)}"
+        self.externals[name] = real
+        role: Role = "parameter" if isinstance(real, nn.Parameter) else "buffer"
+        self._persistent(raw, name, role, Source("external", name))
+
+    def _persistent(self, raw: int, name: str, role: Role, source: Source) -> None:
+        self.names[raw] = (name, role)
+        self.sources[raw] = source
+
+    def _graph(self, lowered: Lowered, outputs: list[int]) -> Graph:
+        at = lowered.tensor_of
+        first = {raw: position for position, raw in enumerate(self.names)}  # named tensors come first, in this order
+        return Graph(
+            storages=tuple(lowered.storages),
+            tensors=tuple(lowered.tensors),
+            ops=tuple(lowered.ops),
+            sources={first[raw]: source for raw, source in self.sources.items()},
+            outputs=tuple(at[raw] for raw in outputs),
+            constants={first[raw]: value for raw, value in self.constants.items()},
+            about={"model": type(self.model).__name__, "torch": torch.__version__},
+        )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested containers (and in the outputs of Hugging Face models, which are mappings)."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _check_loss(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
+        shape = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+        raise UserError(
+            "the loss is not a scalar", expected="one floating-point number, a 0-d tensor", received=shape,
+            next_step="reduce it, for example with .mean()",
+        )  # fmt: skip
+    if not value.requires_grad:
+        raise UserError(
+            "the loss depends on no parameter that needs a gradient",
+            next_step="check for .detach(), torch.no_grad() or requires_grad=False between the parameters and the loss",
+        )
+    return value if value.dim() == 0 else value.reshape(())
+
+
+def _unreached(names: list[str]) -> UserError:
+    modules = ", ".join(sorted({name.rpartition(".")[0] or name for name in names})[:5])
+    return UserError(
+        f"the loss does not reach {len(names)} parameter(s) that the optimizer holds, in {modules}: "
+        + ", ".join(names[:5]) + (", …" if len(names) > 5 else ""),
+        expected="every parameter of the optimizer gets a gradient",
+        next_step='leave them out of the optimizer, use them in the loss, or pass unused="freeze" to accept it',
+    )  # fmt: skip
+
+
+def _explain(error: Exception, module: str, model: str) -> UserError:
+    where = f"module {module}" if module else f"the loss or the outermost forward of {model}"
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        op = getattr(error, "func", error)
+        return UserError(
+            f"{where} decides by the values of a tensor ({op}), which a step captured once cannot follow",
+            expected="control flow and shapes that depend on shapes and settings alone",
+            next_step="replace `if tensor:`, .item(), .tolist() or masked indexing by torch.where or a mask",
+        )
+    if isinstance(error, UnsupportedOperatorException):
+        return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"{where} cannot be run on the example",
+        expected="an example batch that model and loss accept, in the order in which the loss takes it",
+        received=f"{type(error).__name__}: {first}",
+        next_step="run loss(model, *example) by itself to see the whole traceback",
+    )
+
+
+def _with_updates(graph: Graph, kind: str, updates: list[tuple[optimizers.Trained, int, int]]) -> Graph:
+    """Append one update op for each trained parameter, with its optimizer state as persistent tensors."""
+    storages, tensors, ops = list(graph.storages), list(graph.tensors), list(graph.ops)
+    sources, gradients = dict(graph.sources), {}
+    for t, parameter, gradient in updates:
+        shaped = tensors[parameter]
+        gradients[parameter] = gradient
+        state = []
+        for key in t.state_keys:
+            state.append(len(tensors))
+            sources[len(tensors)] = Source("state", f"{t.path}.{key}")
+            tensors.append(replace(shaped, name=f"{shaped.name}.{key}", storage=len(storages), offset=0))
+            storages.append(Storage(shaped.n_bytes, "state", storages[shaped.storage].device))
+        if t.counts_steps:
+            state.append(len(tensors))
+            sources[len(tensors)] = Source("state", f"{t.path}.step")
+            tensors.append(Tensor(f"{shaped.name}.step", len(storages), (), (), "float32"))
+            storages.append(Storage(4, "state"))
+        ops.append(
+            Op(
+                name=f"{kind}_{len(gradients)}",
+                kind=f"edgetrain.{kind}.update",
+                args=(Ref(parameter), Ref(gradient), *(Ref(s) for s in state)),
+                kwargs=(("group", t.group), ("index", t.index)),
+                outputs=(),
+                phase="update",
+                module=shaped.name.rpartition(".")[0],
+                writes=tuple(dict.fromkeys([shaped.storage, *(tensors[s].storage for s in state)])),
+            )
+        )
+    return replace(
+        graph, storages=tuple(storages), tensors=tuple(tensors), ops=tuple(ops), sources=sources, gradients=gradients
+    )

@@ -1,0 +1,271 @@
+"""Everything that a captured graph depends on, as one hash; and where the tensors that it reads were found.
+
+In:  any Python object: a loss function, a model, settings.
+Out: `Walk.digest` of bytecode, closures, globals in use, attributes, shapes and training flags, or None with `Walk.reason`
+     where something was met that cannot be hashed; and the paths of the tensors and modules on the way.
+
+Tensors are hashed by shape, type and layout, never by value: a step reads their values each time it runs. Code of installed
+packages is hashed by name and version, all other code by its bytecode. Whatever is not understood turns the hash off, for a
+stale graph would train wrongly in silence.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range)
+_TORCH_PLAIN = (torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size)
+_INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+_CLASS_NOISE = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
+_MODULE_NOISE = {"_is_full_backward_hook", "_non_persistent_buffers_set"}
+
+
+class Walk:
+    """Walks objects depth first and hashes what it meets. One walk may be given several roots, in order."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []  # what was seen is kept, so that no identity is used twice
+        self.reason: str | None = None
+        self.tensors: dict[int, str] = {}  # id → path, the first one found
+        self.modules: dict[str, nn.Module] = {}
+        # Plain values that were hashed and that a program may change between steps: where each stands, and what it was.
+        self.settings: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.cells: list[tuple[types.CellType, Any]] = []
+
+    @property
+    def digest(self) -> str | None:
+        return None if self.reason else self._hash.hexdigest()[:32]
+
+    def add(self, value: Any, path: str) -> None:
+        if isinstance(value, (*_PLAIN, *_TORCH_PLAIN)):
+            self._put(type(value).__name__, repr(value))
+        elif id(value) in self._seen:
+            self._put("again", self._seen[id(value)])
+        else:
+            self._seen[id(value)] = len(self._seen)
+            self._alive.append(value)
+            self._add_new(value, path)
+
+    def _put(self, *words: object) -> None:
+        self._hash.update(repr(words).encode())
+
+    def _add_new(self, value: Any, path: str) -> None:
+        if isinstance(value, torch.Tensor):
+            self.tensors[id(value)] = path
+            shape = (tuple(value.shape), value.stride() if value.layout == torch.strided else None)
+            self._put("tensor", *shape, value.dtype, value.device, value.requires_grad, type(value).__name__)
+        elif isinstance(value, nn.Module):
+            self._add_module(value, path)
+        elif isinstance(value, np.ndarray):
+            self._put("array", value.shape, value.dtype.str, hashlib.sha256(value.tobytes()).hexdigest())
+        elif isinstance(value, dict | types.MappingProxyType):
+            self._put("dict", type(value).__qualname__, len(value))
+            for key, item in value.items():
+                self.add(key, path)
+                self.add(item, f"{path}.{key}")
+        elif isinstance(value, list | tuple):
+            self._put("list", type(value).__qualname__, len(value))
+            for number, item in enumerate(value):
+                self.add(item, f"{path}.{number}")
+        elif isinstance(value, set | frozenset):
+            self._add_set(value, path)
+        else:
+            self._add_code_or_object(value, path)
+
+    def _add_set(self, value: Iterable[Any], path: str) -> None:
+        items = sorted(value, key=repr)
+        self._put("set", len(items))
+        if all(isinstance(item, _PLAIN) for item in items):
+            self._put(items)
+        else:
+            self._refuse(path, value)  # the order of other items is not the same in another process
+
+    def _add_code_or_object(self, value: Any, path: str) -> None:
+        if isinstance(value, functools.partial):
+            self._put("partial")
+            self.add((value.func, value.args, value.keywords), path)
+        elif isinstance(value, types.MethodType):
+            self._put("method")
+            self.add(value.__self__, path)
+            self.add(value.__func__, path)
+        elif isinstance(value, types.ModuleType):
+            self._add_python_module(value, path)
+        elif isinstance(value, enum.Enum):
+            self._put("enum", type(value).__qualname__, value.name)
+        elif isinstance(value, types.FunctionType):
+            self._add_function(value, path)
+        elif isinstance(value, type):
+            self._add_class(value, path)
+        elif isinstance(value, staticmethod | classmethod):
+            self.add(value.__func__, path)
+        elif isinstance(value, property | functools.cached_property):
+            parts = (value.func,) if isinstance(value, functools.cached_property) else (value.fget, value.fset)
+            self.add(parts, path)
+        elif isinstance(value, types.BuiltinFunctionType | types.WrapperDescriptorType | types.MethodDescriptorType):
+            self._put("builtin", getattr(value, "__module__", ""), value.__qualname__)
+        elif isinstance(value, types.CodeType):
+            self._add_bytecode(value, path)
+        else:
+            self._add_instance(value, path)
+
+    def _add_module(self, module: nn.Module, path: str) -> None:
+        self.modules[path] = module
+        self._put("module", module.training)
+        self.add(type(module), path)
+        for key, item in vars(module).items():
+            if key not in _MODULE_NOISE:
+                self._put(key)
+                nested = key in ("_parameters", "_buffers", "_modules")
+                if nested:
+                    for name, part in item.items():
+                        self._put(name)
+                        self.add(part, f"{path}.{name}")
+                else:
+                    self._watch(vars(module), key, item)
+                    self.add(item, f"{path}.{key}")
+
+    def _watch(self, where: Mapping[str, Any], key: str, value: Any) -> None:
+        if isinstance(value, _PLAIN):
+            self.settings.append((where, key, value))
+
+    def changed(self) -> bool:
+        """Has a plain attribute, closure variable or global been set to something else since the walk?"""
+        return any(where.get(key) is not value and where.get(key) != value for where, key, value in self.settings) or any(
+            cell.cell_contents is not value and cell.cell_contents != value for cell, value in self.cells
+        )
+
+    def _add_function(self, function: types.FunctionType, path: str) -> None:
+        package = _installed(function.__module__)
+        if package:
+            self._put("function", function.__module__, function.__qualname__, package)
+            if function.__closure__:
+                self._add_cells(function, path)
+            return
+        self._put("function", function.__qualname__)
+        self.add(function.__code__, path)
+        self.add((function.__defaults__, function.__kwdefaults__), path)
+        self._add_cells(function, path)
+        for name in _names_in_use(function.__code__):
+            if name in function.__globals__:
+                self._put(name)
+                self._watch(function.__globals__, name, function.__globals__[name])
+                self.add(function.__globals__[name], name)
+
+    def _add_cells(self, function: types.FunctionType, path: str) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._put("cell", name)
+            try:
+                if isinstance(cell.cell_contents, _PLAIN):
+                    self.cells.append((cell, cell.cell_contents))
+                self.add(cell.cell_contents, name)
+            except ValueError:
+                self._put("empty cell")
+
+    def _add_bytecode(self, code: types.CodeType, path: str) -> None:
+        self._put("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags)
+        for constant in code.co_consts:
+            self.add(constant, path)
+
+    def _add_class(self, cls: type, path: str) -> None:
+        package = _installed(cls.__module__)
+        self._put("class", cls.__module__, cls.__qualname__, package)
+        if package:
+            return
+        for base in cls.__bases__:
+            self.add(base, path)
+        for key, item in vars(cls).items():
+            if key not in _CLASS_NOISE and not isinstance(item, types.GetSetDescriptorType | types.MemberDescriptorType):
+                self._put(key)
+                self.add(item, f"{path}.{key}")
+
+    def _add_python_module(self, module: types.ModuleType, path: str) -> None:
+        package = _installed(module.__name__)
+        self._put("python module", module.__name__, package)
+        if package:
+            return
+        if module.__file__ is None:
+            self._refuse(path, module)
+        else:
+            self._put(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest())
+
+    def _add_instance(self, value: Any, path: str) -> None:
+        attributes = getattr(value, "__dict__", None)
+        slots = [s for c in type(value).__mro__ for s in c.__dict__.get("__slots__", ()) if isinstance(s, str)]
+        if not isinstance(attributes, Mapping) and not slots or callable(getattr(value, "__next__", None)):
+            self._refuse(path, value)
+            return
+        self._put("object")
+        self.add(type(value), path)
+        self.add(dict(attributes or {}), path)
+        self.add([getattr(value, s, None) for s in slots if s not in ("__dict__", "__weakref__")], path)
+
+    def _refuse(self, path: str, value: Any) -> None:
+        self.reason = self.reason or f"{path} is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _names_in_use(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _names_in_use(constant)
+    return sorted(set(names))
+
+
+@functools.cache
+def _installed(module_name: str | None) -> str:
+    """`name version` of the installed package that a module belongs to; empty for the user's own code."""
+    top = (module_name or "").partition(".")[0]
+    module = sys.modules.get(top)
+    if module is None or top == "__main__":
+        return ""
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
+        return f"python {sys.version}"
+    file = getattr(module, "__file__", None)
+    if file is None or not file.startswith(_INSTALLED):
+        return ""
+    version = getattr(module, "__version__", None)
+    try:
+        return f"{top} {version or importlib.metadata.version(top)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def surroundings() -> str:
+    """What a capture depends on beside its arguments: versions, and the code of this package."""
+    own = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        own.update(file.read_bytes())
+    return f"torch {torch.__version__} python {sys.version} graph {own.hexdigest()}"
+
+
+def settings() -> tuple[object, ...]:
+    """Global switches of torch that change which kernels a model calls."""
+    backends = torch.backends
+    return (
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+        backends.mkldnn.enabled,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+    )

@@ -1,0 +1,342 @@
+"""Turn a recording into a graph: storages resolved, in-place writes undone where that is safe, dead calls dropped.
+
+In:  a `Recording` (calls as eager PyTorch makes them), which raw tensors are inputs, outputs and gradients.
+Out: storages, tensors and ops in single-assignment form (see `ir.py`), in the order recorded.
+
+What is promised: executing the ops in order gives bitwise the numbers of eager PyTorch. The rewrites, each of which keeps
+that promise:
+
+- an in-place call on an activation becomes its out-of-place form, unless another view of the same storage is read
+  afterwards; whoever executes the graph may run it in place again when the input is dead;
+- a `clone` whose source is never overwritten is the source itself (autograd clones before an in-place activation);
+- the backward of a convolution is split in gradient of weight and bias, and gradient of input;
+- the backward of hardtanh (ReLU6) reads the result in place of the input: one is strictly inside the limits exactly
+  when the other is, so the mask is the same, and the input need not be kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edgetrain.errors import InternalError
+from edgetrain.graph.ir import Atom, Op, Ref, Role, Storage, Tensor, Value, replace_refs
+from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording
+
+aten = torch.ops.aten
+
+# Losses whose kernel computes all elements into its result, reduces them, and shrinks the result to a scalar that still
+# holds the storage of all elements.
+_OVERSIZED = ("aten::mse_loss", "aten::smooth_l1_loss")
+_OUT_OF_PLACE = {"bernoulli_.float": "bernoulli.p", "copy_.default": "copy.default"}
+
+
+@dataclass
+class Lowered:
+    storages: list[Storage]
+    tensors: list[Tensor]
+    ops: list[Op]
+    tensor_of: dict[int, int]  # raw tensor → its last version in the graph
+
+
+def lower(recorder: Recorder, keep: Sequence[int], names: dict[int, tuple[str, Role]]) -> Lowered:
+    """`keep` are the raw tensors that must be there at the end (loss, gradients); `names` gives name and role of the
+    raw tensors that are there at the start (inputs, parameters, buffers, externals, constants)."""
+    recording = recorder.recording
+    calls = list(_split_convolutions(_live_calls(recording, keep, set(names))))
+    in_place = _must_stay_in_place(recorder, calls, keep, set(names))
+    builder = _Builder(recorder, calls, in_place, names)
+    for number, call in enumerate(calls):
+        builder.add(number, call)
+    ops = _hardtanh_reads_result(builder.ops)
+    return Lowered(builder.storages, builder.tensors, ops, builder.tensor_of)
+
+
+def raw_refs(value: Any) -> Iterator[int]:
+    if isinstance(value, RawRef):
+        yield value.tensor
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from raw_refs(item)
+    elif isinstance(value, dict):
+        yield from raw_refs(tuple(value.values()))
+
+
+def _reads(call: RawCall) -> list[int]:
+    return [*raw_refs(call.args), *raw_refs(call.kwargs)]
+
+
+def is_random(call: RawCall) -> bool:
+    if torch.Tag.nondeterministic_seeded not in call.func.tags:
+        return False
+    # Attention kernels carry the tag for their dropout; without dropout they draw nothing.
+    names = [a.name for a in call.func._schema.arguments]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    return not ("dropout_p" in names and given.get("dropout_p", 0.0) == 0.0)
+
+
+def _live_calls(recording: Recording, keep: Iterable[int], persistent: set[int]) -> list[RawCall]:
+    """The calls that matter: for what is kept, for what outlives the step, and for the random stream."""
+    needed = {recording.storage(t) for t in keep}
+    lasting = {recording.storage(t) for t in persistent}
+    live = []
+    for call in reversed(recording.calls):
+        touched = {recording.storage(t) for t in (*call.writes, *(o for o in call.outputs if o is not None))}
+        lasts = any(recording.storage(t) in lasting for t in call.writes)
+        if touched & needed or lasts or is_random(call):
+            live.append(call)
+            needed |= {recording.storage(t) for t in _reads(call)}
+    return live[::-1]
+
+
+def _split_convolutions(calls: list[RawCall]) -> Iterator[RawCall]:
+    """Gradient of weight and bias first: then the layer's input can go before the gradient of the input comes."""
+    for call in calls:
+        if call.func is not aten.convolution_backward.default:
+            yield call
+            continue
+        for part in ((False, True, True), (True, False, False)):
+            mask = tuple(bool(a and b) for a, b in zip(call.args[-1], part, strict=True))
+            if any(mask):
+                outputs = [o if m else None for o, m in zip(call.outputs, mask, strict=True)]
+                yield dataclasses.replace(call, args=(*call.args[:-1], mask), outputs=outputs)
+
+
+# ---- in-place writes ------------------------------------------------------------------------------------------
+
+
+def _must_stay_in_place(
+    recorder: Recorder, calls: list[RawCall], keep: Iterable[int], persistent: set[int]
+) -> set[int]:
+    """Numbers of the calls whose write cannot be turned into a new tensor.
+
+        a = relu(x)        base
+        b = a[:, 0]        view        b.mul_(2) must stay: a is read below, and is to see the change
+        b.mul_(2)
+        c = a.sum()
+    """
+    recording = recorder.recording
+    lasting = {recording.storage(t) for t in persistent}
+    made_at: dict[int, int] = {}
+    last_read = dict.fromkeys(keep, len(calls))
+    for number, call in enumerate(calls):
+        for t in call.outputs:
+            if t is not None:
+                made_at.setdefault(t, number)
+        last_read.update(dict.fromkeys(_reads(call), number))
+    sharing: dict[int, list[int]] = {}
+    for t in {*made_at, *last_read}:
+        sharing.setdefault(recording.storage(t), []).append(t)
+
+    def stays(number: int, call: RawCall) -> bool:
+        if len(call.writes) != 1 or recording.storage(call.writes[0]) in lasting:
+            return True
+        (target,) = call.writes
+        others = (t for t in sharing[recording.storage(target)] if t != target)
+        if any(made_at.get(t, -1) < number < last_read.get(t, -1) for t in others):
+            return True
+        return out_of_place(recorder, call) is None
+
+    return {number for number, call in enumerate(calls) if call.writes and stays(number, call)}
+
+
+def out_of_place(recorder: Recorder, call: RawCall) -> Any | None:
+    """The kernel that gives the result of an in-place call as a new tensor of the same type and layout, if there is one."""
+    target = recorder.recording.fakes[call.writes[0]]
+    if not aten.is_non_overlapping_and_dense.default(target) or not isinstance(call.args[0], RawRef):
+        return None
+    name, overload = call.func._schema.name.removeprefix("aten::"), call.func._overloadname
+    if call.func.namespace != "aten" or not name.endswith("_") or call.args[0].tensor != call.writes[0]:
+        return None
+    name, overload = _OUT_OF_PLACE.get(f"{name}.{overload}", f"{name[:-1]}.{overload}").split(".")
+    found = getattr(getattr(aten, name, None), overload, None)
+    if found is None:
+        return None
+    with recorder.fake_mode:
+        result = found(*_fakes(recorder, with_defaults(call)), **_fakes(recorder, call.kwargs))
+    same = (result.dtype, result.shape, result.stride()) == (target.dtype, target.shape, target.stride())
+    return found if same else None
+
+
+def with_defaults(call: RawCall) -> tuple[Any, ...]:
+    """All positional arguments: what a call leaves to its default, its out-of-place form may ask for."""
+    rest = call.func._schema.arguments[len(call.args) :]
+    return (*call.args, *(a.default_value for a in rest if not a.kwarg_only and a.name not in call.kwargs))
+
+
+def _fakes(recorder: Recorder, value: Any) -> Any:
+    if isinstance(value, RawRef):
+        return recorder.recording.fakes[value.tensor]
+    if isinstance(value, tuple):
+        return tuple(_fakes(recorder, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _fakes(recorder, item) for key, item in value.items()}
+    return value
+
+
+# ---- building the graph ---------------------------------------------------------------------------------------
+
+
+class _Builder:
+    """Walks the calls in order and keeps, for each raw tensor and raw storage, its present version in the graph."""
+
+    def __init__(
+        self, recorder: Recorder, calls: list[RawCall], in_place: set[int], names: dict[int, tuple[str, Role]]
+    ) -> None:
+        self.recorder = recorder
+        self.recording = recorder.recording
+        self.in_place = in_place
+        self.storages: list[Storage] = []
+        self.tensors: list[Tensor] = []
+        self.ops: list[Op] = []
+        self.tensor_of: dict[int, int] = {}
+        self.storage_of: dict[int, int] = {}
+        self.counts: Counter[str] = Counter()
+        # Raw storages that are changed in place, now or later: a clone of one is a copy that must be made.
+        self.changed = {self.recording.storage(t) for n in in_place for t in calls[n].writes}
+        self.changed |= {self.recording.storage(t) for t in names}
+        for raw, (name, role) in names.items():
+            self._tensor(raw, name, self._storage(raw, role))
+
+    def add(self, number: int, call: RawCall) -> None:
+        if self._is_idle_clone(call):
+            self._alias(call.outputs[0], call.args[0].tensor)
+            return
+        name = self._name(call)
+        # The arguments first: the outputs may be new versions of them.
+        args = self._values(with_defaults(call) if call.writes and number not in self.in_place else call.args)
+        kwargs = self._values(call.kwargs)
+        func, writes = call.func, ()
+        if call.writes and number in self.in_place:
+            writes = tuple(dict.fromkeys(self._storage(t, "activation") for t in call.writes))
+        elif call.writes:
+            func = out_of_place(self.recorder, call)
+            self.storage_of.pop(self.recording.storage(call.writes[0]))
+            self.tensor_of.pop(call.writes[0])
+        role: Role = "gradient" if call.phase == "backward" else "activation"
+        known = set(self.storage_of.values())
+        outputs = [self._output(t, name, i, call, role) for i, t in enumerate(call.outputs)]
+        made = {self.tensors[t].storage for t in outputs if t is not None}
+        self.ops.append(
+            Op(
+                name=name,
+                kind=str(func),
+                args=args,
+                kwargs=tuple(kwargs.items()),
+                outputs=tuple(outputs),
+                phase=call.phase,
+                module=call.module,
+                writes=writes,
+                random=is_random(call),
+                view=bool(made) and made <= known and not writes,
+            )
+        )
+
+        if func._schema.name in _OVERSIZED and self.tensors[outputs[0]].shape == ():
+            self._shrink(call, name, func)
+
+    def _shrink(self, call: RawCall, name: str, func: Any) -> None:
+        """Give the reduced loss a storage of its own size; the one that its kernel leaves behind can go at once."""
+        raw, args = call.outputs[0], call.args
+        assert raw is not None
+        large = self.tensor_of[raw]
+        elements = self.recording.fakes[args[0].tensor].numel()
+        item = self.recording.fakes[raw].element_size()
+        at = self.tensors[large].storage
+        self.storages[at] = dataclasses.replace(self.storages[at], n_bytes=elements * item)
+        self.storage_of.pop(self.recording.storage(raw))
+        small = self._tensor(raw, f"{name}.value", self._storage(raw, "activation"))
+        self.ops.append(
+            Op(f"{name}.value", "aten.clone.default", (Ref(large),), (), (small,), call.phase, call.module)
+        )
+
+    def _output(self, raw: int | None, name: str, position: int, call: RawCall, role: Role) -> int | None:
+        if raw is None:
+            return None
+        if raw in self.tensor_of and raw in call.writes:
+            return None  # the written tensor itself, returned for convenience
+        label = name if call.single else f"{name}.{position}"
+        return self._tensor(raw, label, self._storage(raw, role))
+
+    def _is_idle_clone(self, call: RawCall) -> bool:
+        if call.func is not aten.clone.default or not isinstance(call.args[0], RawRef):
+            return False
+        source, copy = call.args[0].tensor, call.outputs[0]
+        if copy is None or self.recording.fakes[source].stride() != self.recording.fakes[copy].stride():
+            return False
+        return not {self.recording.storage(source), self.recording.storage(copy)} & self.changed
+
+    def _alias(self, raw: int | None, source: int) -> None:
+        assert raw is not None
+        self.tensor_of[raw] = self.tensor_of[source]
+        self.storage_of[self.recording.storage(raw)] = self.tensors[self.tensor_of[source]].storage
+
+    def _storage(self, raw: int, role: Role) -> int:
+        key = self.recording.storage(raw)
+        if key not in self.storage_of:
+            fake = self.recording.fakes[raw]
+            self.storage_of[key] = len(self.storages)
+            self.storages.append(Storage(fake.untyped_storage().nbytes(), role, str(fake.device)))
+        return self.storage_of[key]
+
+    def _tensor(self, raw: int, name: str, storage: int) -> int:
+        fake = self.recording.fakes[raw]
+        number = self.tensor_of[raw] = len(self.tensors)
+        dtype = str(fake.dtype).removeprefix("torch.")
+        shape, stride, offset = tuple(fake.shape), tuple(fake.stride()), int(fake.storage_offset())
+        self.tensors.append(Tensor(name, storage, shape, stride, dtype, offset))
+        return number
+
+    def _name(self, call: RawCall) -> str:
+        base = call.func._schema.name.split("::")[-1].strip("_")
+        self.counts[base] += 1
+        return f"{base}_{self.counts[base]}"
+
+    def _values(self, value: Any) -> Any:
+        if isinstance(value, RawRef):
+            return Ref(self.tensor_of[value.tensor])
+        if isinstance(value, tuple | list):
+            return tuple(self._values(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._values(item) for key, item in value.items()}
+        return _plain(value)
+
+
+def _plain(value: Any) -> Value:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return Atom("dtype", str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return Atom("memory_format", str(value).removeprefix("torch."))
+    if isinstance(value, torch.layout):
+        return Atom("layout", str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return Atom("device", str(value))
+    raise InternalError(f"an op has an argument of type {type(value).__name__}, which a graph cannot hold: {value!r}")
+
+
+def _hardtanh_reads_result(ops: list[Op]) -> list[Op]:
+    result_of = {(op.args[0], _limits(op)): op for op in ops if op.kind == "aten.hardtanh.default"}
+    readers: Counter[int] = Counter(t for op in ops if op.phase == "backward" for t in op.reads)
+    for number, op in enumerate(ops):
+        if op.kind != "aten.hardtanh_backward.default" or not isinstance(op.args[1], Ref):
+            continue
+        forward = result_of.get((op.args[1], op.args[2:4]))
+        if forward is None or forward.outputs[0] is None:
+            continue
+        if readers[op.args[1].tensor] > 1 and not readers[forward.outputs[0]]:
+            continue  # the input is kept for another op in any case
+        change = {op.args[1].tensor: forward.outputs[0]}
+        args = (op.args[0], replace_refs(op.args[1], change), *op.args[2:])
+        ops[number] = dataclasses.replace(op, args=args)
+    return ops
+
+
+def _limits(op: Op) -> tuple[Value, ...]:
+    return op.args[1:3] if len(op.args) == 3 else (-1, 1)

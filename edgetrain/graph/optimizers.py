@@ -1,0 +1,103 @@
+"""The optimizers whose update edgetrain knows: what state each keeps, and which of its settings shape the step.
+
+In:  a `torch.optim` optimizer, left as it is.
+Out: `Trained` parameters with the keys of their state, and the settings that decide which tensors exist (momentum or not,
+     amsgrad or not). Learning rate, betas and the like are no part of a graph: a step reads them from the optimizer's
+     parameter groups each time it runs, so schedulers work.
+
+`ops/update.py` executes the updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgetrain.errors import UserError
+
+KNOWN: dict[type[torch.optim.Optimizer], str] = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adamw",
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One parameter that the optimizer holds and that asks for a gradient."""
+
+    group: int
+    index: int
+    parameter: nn.Parameter
+    state_keys: tuple[str, ...]  # tensors shaped like the parameter
+    counts_steps: bool  # a 0-d `step` beside them
+
+    @property
+    def path(self) -> str:
+        return f"{self.group}.{self.index}"
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """`sgd`, `adam` or `adamw`; a UserError for any other."""
+    kind = KNOWN.get(type(optimizer))
+    if kind is None:
+        raise UserError(
+            f"the update of {type(optimizer).__name__} is not known",
+            expected="torch.optim.SGD, Adam or AdamW themselves (a subclass may update otherwise)",
+            received=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            next_step="use one of these, or ask for this optimizer in an issue",
+        )
+    return kind
+
+
+def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
+    """The parameters that a step trains, in the optimizer's order. Parameters that need no gradient are constants."""
+    kind = kind_of(optimizer)
+    found = []
+    for g, group in enumerate(optimizer.param_groups):
+        _check_group(kind, g, group)
+        keys = _state_keys(kind, group)
+        found += [
+            Trained(g, i, p, keys, counts_steps=kind != "sgd") for i, p in enumerate(group["params"]) if p.requires_grad
+        ]
+    if not found:
+        raise UserError(
+            "the optimizer holds no parameter that needs a gradient",
+            next_step="give it the parameters to train, with requires_grad=True",
+        )
+    return found
+
+
+def structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """What a graph depends on: a change of it (momentum switched on, a parameter frozen) asks for another capture."""
+    kind = kind_of(optimizer)
+    return (
+        kind,
+        *(
+            (_state_keys(kind, group), tuple(p.requires_grad for p in group["params"]))
+            for group in optimizer.param_groups
+        ),
+    )
+
+
+def _state_keys(kind: str, group: dict[str, Any]) -> tuple[str, ...]:
+    if kind == "sgd":
+        return ("momentum_buffer",) if group["momentum"] != 0 else ()
+    return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+
+def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:
+    for option in ("differentiable", "capturable"):
+        if group.get(option):
+            raise UserError(
+                f"parameter group {number} asks for {option}=True, which a captured step cannot honour",
+                next_step=f"make the optimizer without {option}",
+            )
+    if any(p.is_sparse or p.is_complex() for p in group["params"]):
+        raise UserError(
+            f"parameter group {number} of the {kind} optimizer holds sparse or complex parameters",
+            expected="dense real parameters",
+        )

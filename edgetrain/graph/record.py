@@ -1,0 +1,248 @@
+"""Run a function over fake tensors and write down every kernel call that plain PyTorch would make.
+
+In:  a function, and the batch as fake tensors. Real tensors that the function meets (parameters, buffers, tensors in
+     closures) are noted as externals and replaced by fake ones at the kernel call, so nothing is computed, nothing of the
+     user's is changed and no activation memory is taken.
+Out: a `Recording`: the calls in the order in which eager PyTorch makes them, in-place writes and views as they are.
+
+Recording sits below autograd: the calls are coarse (a convolution is one, its backward is one) and the backward pass
+records itself when `torch.autograd.grad` runs. `lower.py` turns a recording into a `Graph`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from edgetrain.errors import InternalError
+from edgetrain.graph.ir import Phase
+
+aten = torch.ops.aten
+
+# Kernels that change running statistics without saying so in their schema: kind → positions of what they change.
+_HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+_HIDDEN_WRITES_TRAINING = 5  # position of their `training` flag
+_LIKE = (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
+
+
+@dataclass(frozen=True, slots=True)
+class RawRef:
+    tensor: int
+
+
+@dataclass(slots=True)
+class RawCall:
+    func: Any  # torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[int | None]
+    single: bool  # the call returns one tensor, not a sequence of them
+    writes: tuple[int, ...]  # tensors changed in place
+    phase: Phase
+    module: str
+
+
+@dataclass
+class Recording:
+    fakes: list[torch.Tensor] = field(default_factory=list)  # by tensor number; kept, so that identities stay unique
+    calls: list[RawCall] = field(default_factory=list)
+    externals: dict[int, torch.Tensor] = field(default_factory=dict)  # tensor number → the real tensor
+    lifted: dict[int, torch.Tensor] = field(default_factory=dict)  # constants that the function itself made
+
+    def storage(self, tensor: int) -> int:
+        return int(self.fakes[tensor].untyped_storage()._cdata)
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down each kernel call. Use it inside its fake mode: `with recorder.active(): …`."""
+
+    def __init__(self, modules: Mapping[int, str]) -> None:
+        super().__init__()
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
+        self.recording = Recording()
+        self.phase: Phase = "forward"
+        self._names = modules
+        self._stack: list[str] = []
+        self._number_of: dict[int, int] = {}
+        self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
+        # module made a node, and so which module a backward call belongs to.
+        self._mark_numbers: list[int] = []
+        self._mark_modules: list[str] = []
+        self.visited: dict[int, nn.Module] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Record within the block. The innermost module at an error stays readable in `module`."""
+        before = nn.modules.module.register_module_forward_pre_hook(self._enter)
+        after = nn.modules.module.register_module_forward_hook(self._leave)
+        try:
+            with self.fake_mode, self:
+                yield
+        finally:
+            before.remove()
+            after.remove()
+
+    @property
+    def module(self) -> str:
+        return self._stack[-1] if self._stack else ""
+
+    def fake_input(self, like: torch.Tensor, *, channels_last: bool = False) -> torch.Tensor:
+        """A fake tensor of the same shape and type; the batch is given this way."""
+        with self.fake_mode:
+            fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            if channels_last and fake.dim() == 4 and fake.is_floating_point():
+                fake = torch.empty_like(fake, memory_format=torch.channels_last)
+            elif not _dense(like):
+                fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
+        self._number(fake)
+        return fake
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor that the recording knows, or of a real one from now on."""
+        if not isinstance(tensor, FakeTensor):
+            tensor = self._fake(tensor)
+        found = self._number_of.get(id(tensor))
+        if found is None:
+            raise InternalError(f"a tensor of shape {tuple(tensor.shape)} came from outside the recording")
+        return found
+
+    def _number(self, fake: torch.Tensor) -> int:
+        known = self._number_of.get(id(fake))
+        if known is None:
+            known = self._number_of[id(fake)] = len(self.recording.fakes)
+            self.recording.fakes.append(fake)
+        return known
+
+    def _fake(self, real: torch.Tensor) -> torch.Tensor:
+        found = self._fake_of_real.get(id(real))
+        if found is None:
+            with _disable_current_modes():
+                plain = real.detach()
+            fake = self.fake_mode.from_tensor(plain, static_shapes=True)
+            found = self._fake_of_real[id(real)] = (real, fake)
+            self.recording.externals[self._number(fake)] = real
+        return found[1]
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self.visited[id(module)] = module
+        self._stack.append(self._names.get(id(module), type(module).__name__))
+        self._mark()
+
+    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._stack.pop()
+        self._mark()
+
+    def _mark(self) -> None:
+        self._mark_numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._mark_modules.append(self.module)
+
+    def _source(self) -> str:
+        """The module of the call: the one that runs, or in the backward pass the one whose forward made the node."""
+        if self.phase == "forward":
+            return self.module
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        mark = bisect_right(self._mark_numbers, node._sequence_nr()) - 1
+        return self._mark_modules[mark] if mark >= 0 else ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
+            return self._lift(args[0])
+        args, kwargs = self._swap(args), self._swap(kwargs)
+        if func in _LIKE and "memory_format" not in kwargs:
+            # Random numbers fill memory in its order. Drawn for a channels-last activation they would not be those that
+            # plain training draws, so what random kernels fill is always contiguous.
+            kwargs = {**kwargs, "memory_format": torch.contiguous_format}
+        result = func(*args, **kwargs)
+        if func is aten.detach.default or func is aten.alias.default:
+            self._number_of[id(result)] = self._number(args[0])
+            self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
+            return result
+        self._note(func, args, kwargs, result)
+        return result
+
+    def _lift(self, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, FakeTensor):
+            return value
+        with _disable_current_modes():
+            kept = value.detach().clone()
+        fake = self.fake_mode.from_tensor(kept, static_shapes=True)
+        self.recording.lifted[self._number(fake)] = kept
+        return fake
+
+    def _swap(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if isinstance(value, FakeTensor) else self._fake(value)
+        if isinstance(value, list | tuple):
+            return type(value)(self._swap(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._swap(item) for key, item in value.items()}
+        return value
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        written = {self._number(t) for t in _written(func, args, kwargs)}
+        single = isinstance(result, torch.Tensor)
+        results = [result] if single else list(result) if isinstance(result, list | tuple) else []
+        if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
+            raise InternalError(f"{func} returns something that is not a tensor: {result!r}")
+        self.recording.calls.append(
+            RawCall(
+                func=func,
+                args=self._refs(args),
+                kwargs=self._refs(kwargs),
+                outputs=[None if r is None else self._number(r) for r in results],
+                single=single,
+                writes=tuple(sorted(written)),
+                phase=self.phase,
+                module=self._source(),
+            )
+        )
+
+    def _refs(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return RawRef(self._number(value))
+        if isinstance(value, list | tuple):
+            return tuple(self._refs(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._refs(item) for key, item in value.items()}
+        return value
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a call changes in place."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (v for v in (value if isinstance(value, list | tuple) else (value,)) if v is not None)
+    name = func._schema.name.removeprefix("aten::")
+    if name in _HIDDEN_WRITES and args[_HIDDEN_WRITES_TRAINING]:
+        yield from (args[i] for i in _HIDDEN_WRITES[name] if args[i] is not None)
+
+
+def trace_backward(
+    recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]
+) -> list[torch.Tensor | None]:
+    """Record the backward pass of `loss`. None for a parameter that the loss does not reach."""
+    recorder.phase = "backward"
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+

@@ -1,0 +1,137 @@
+"""What a legal graph is. `verify` states it rule by rule and refuses any other.
+
+Nothing here reads torch: a graph is plain data, and so are its rules. A graph that breaks one was made by a defect of
+edgetrain, or by a file that somebody changed, so the error is an `InternalError` that names the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from edgetrain.errors import InternalError
+from edgetrain.graph.ir import ITEM_BYTES, PERSISTENT, PHASES, ROLES, Graph, Op, Tensor
+
+
+def verify(graph: Graph) -> None:
+    """Raises InternalError with every rule that is broken (the first ten)."""
+    for rule in (_numbers, _storages, _order, _writes, _ends):
+        broken = list(rule(graph))
+        if broken:
+            # Later rules rely on earlier ones, so they are not asked.
+            shown = "\n".join(f"  - {text}" for text in broken[:10])
+            raise InternalError(f"not a legal graph:\n{shown}")
+
+
+Rule = Callable[[Graph], Iterator[str]]
+
+
+def _numbers(graph: Graph) -> Iterator[str]:
+    """Every number refers to something, names are unique, words are from their lists."""
+    tensors, storages = len(graph.tensors), len(graph.storages)
+    for number, storage in enumerate(graph.storages):
+        if storage.role not in ROLES or storage.n_bytes < 0:
+            yield f"storage {number} has role {storage.role!r} and {storage.n_bytes} bytes"
+    for number, tensor in enumerate(graph.tensors):
+        if not 0 <= tensor.storage < storages:
+            yield f"tensor {number} ({tensor.name}) lies in storage {tensor.storage}, which is not there"
+        if tensor.dtype not in ITEM_BYTES or len(tensor.shape) != len(tensor.stride):
+            yield f"tensor {number} ({tensor.name}) has type {tensor.dtype!r}, shape {tensor.shape}, stride {tensor.stride}"
+    names = set()
+    for op in graph.ops:
+        if op.name in names:
+            yield f"two ops are called {op.name}"
+        names.add(op.name)
+        if op.phase not in PHASES:
+            yield f"{op.name} has phase {op.phase!r}"
+        if not all(0 <= t < tensors for t in (*op.reads, *op.creates)) or not all(0 <= s < storages for s in op.writes):
+            yield f"{op.name} refers to a tensor or storage that is not there"
+    ends = (*graph.sources, *graph.outputs, *graph.gradients, *graph.gradients.values(), *graph.constants)
+    if not all(0 <= t < tensors for t in ends):
+        yield "sources, outputs, gradients or constants refer to a tensor that is not there"
+
+
+def _storages(graph: Graph) -> Iterator[str]:
+    """A tensor lies inside its storage. What persists has a source, and only that."""
+    for tensor in graph.tensors:
+        if _end(tensor) > graph.storages[tensor.storage].n_bytes:
+            yield f"{tensor.name} ends at byte {_end(tensor)} of a storage of {graph.storages[tensor.storage].n_bytes}"
+    sourced = {graph.tensors[t].storage for t in graph.sources}
+    for number, storage in enumerate(graph.storages):
+        if (storage.role in PERSISTENT) != (number in sourced):
+            yield f"storage {number} has role {storage.role} and {'a' if number in sourced else 'no'} source"
+    places = [(s.sort, s.path) for s in graph.sources.values()]
+    if len(set(places)) != len(places):
+        yield "two tensors have the same source"
+    for t, source in graph.sources.items():
+        if (source.sort == "constant") != (t in graph.constants):
+            yield f"{graph.tensors[t].name} is a constant without a value, or carries a value without being one"
+
+
+def _end(tensor: Tensor) -> int:
+    """One past the last byte that the tensor touches."""
+    if tensor.n_elements == 0:
+        return 0
+    last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
+    return (last + 1) * ITEM_BYTES[tensor.dtype]
+
+
+def _order(graph: Graph) -> Iterator[str]:
+    """Each tensor is made once, before it is read. Forward, then backward, then update; random ops only forward."""
+    made = set(graph.sources)
+    filled = {graph.tensors[t].storage for t in made}
+    phase = 0
+    for op in graph.ops:
+        if PHASES.index(op.phase) < phase:
+            yield f"{op.name} ({op.phase}) stands after an op of phase {PHASES[phase]}"
+        phase = max(phase, PHASES.index(op.phase))
+        if op.random and op.phase != "forward":
+            yield f"{op.name} draws random numbers in the {op.phase} phase"
+        for t in op.reads:
+            if t not in made:
+                yield f"{op.name} reads {graph.tensors[t].name}, which nothing has made yet"
+        yield from _outputs(graph, op, made, filled)
+        made |= set(op.creates)
+        filled |= {graph.tensors[t].storage for t in op.creates}
+
+
+def _outputs(graph: Graph, op: Op, made: set[int], filled: set[int]) -> Iterator[str]:
+    read = {graph.tensors[t].storage for t in op.reads}
+    for t in op.creates:
+        storage = graph.tensors[t].storage
+        if t in made:
+            yield f"{graph.tensors[t].name} is made again by {op.name}"
+        if op.view and storage not in read:
+            yield f"{op.name} is a view, but {graph.tensors[t].name} does not share a storage that it reads"
+        if not op.view and storage in filled and storage not in op.writes:
+            yield f"{op.name} is no view, but {graph.tensors[t].name} lies in a storage that is there already"
+
+
+def _writes(graph: Graph) -> Iterator[str]:
+    """An op changes only what it reads; only updates change parameters and state."""
+    for op in graph.ops:
+        read = {graph.tensors[t].storage for t in op.reads}
+        for storage in op.writes:
+            role = graph.storages[storage].role
+            if storage not in read:
+                yield f"{op.name} changes storage {storage}, which it does not read"
+            if role == "state" and op.phase != "update":
+                yield f"{op.name} ({op.phase}) changes optimizer state"
+        if op.view and op.writes:
+            yield f"{op.name} is a view and changes something"
+        if (op.phase == "update") != op.kind.startswith("edgetrain."):
+            yield f"{op.name} of kind {op.kind} stands in phase {op.phase}"
+
+
+def _ends(graph: Graph) -> Iterator[str]:
+    """Outputs and gradients are made; a gradient fits its parameter; each trained parameter is updated once."""
+    made = {*graph.sources, *(t for op in graph.ops for t in op.creates)}
+    for t in (*graph.outputs, *graph.gradients.values()):
+        if t not in made:
+            yield f"{graph.tensors[t].name} is asked for, but nothing makes it"
+    for p, g in graph.gradients.items():
+        parameter, gradient = graph.tensors[p], graph.tensors[g]
+        if (parameter.shape, parameter.dtype) != (gradient.shape, gradient.dtype):
+            yield f"the gradient of {parameter.name} is {gradient}, the parameter {parameter}"
+    updated = [op.reads[0] for op in graph.ops if op.phase == "update"]
+    if sorted(updated) != sorted(graph.gradients):
+        yield "the updated parameters are not those that have a gradient"

@@ -1,0 +1,468 @@
+"""The run folder: one folder, and one record, for every command that runs something.
+
+    runs/train-20260131-235959/
+      record.json      what ran, where and how it went (`Record`)
+      metrics.jsonl    one JSON object a line, in the order of the events
+      checkpoints/     what a training run resumes from
+
+In: the command and what it measured. Out: `record.json`, written whole or not at all.
+
+Promised: `RunFolder.load` gives back a record equal to the one saved; a value says whether it was measured,
+derived or modelled, and one that could not be had stays missing. What is read may come from anywhere: it is
+plain JSON, every field is checked, and a bad one is a `UserError` that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Literal, TypeVar, cast, get_args
+
+from edgetrain.errors import UserError
+
+SCHEMA = 1
+Origin = Literal["measured", "derived", "modelled", "unavailable"]
+Status = Literal["running", "finished", "stopped", "failed"]
+Scalar = int | float | str | bool
+T = TypeVar("T")
+
+_TEMPORARY = ".tmp-"
+_LOCK = ".lock"
+_KINDS: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number or text of a summary, with its unit and where it came from.
+
+    Promised: `value` is None exactly when `origin` is "unavailable", and a float is finite.
+    """
+
+    value: Scalar | None
+    unit: str
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        finite = not isinstance(self.value, float) or math.isfinite(self.value)
+        if finite and self.origin in get_args(Origin) and (self.value is None) == (self.origin == "unavailable"):
+            return
+        raise UserError(
+            "A summary value does not say where it came from.",
+            expected=f"a finite value that is {', '.join(get_args(Origin)[:3])}, or None that is unavailable",
+            received=f"{self.value!r} that is {self.origin}",
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run happened. None: this machine does not tell."""
+
+    cpu: str | None
+    cores: int | None
+    usable_cores: int | None
+    memory_bytes: int | None
+    os: str
+    architecture: str
+    torch_threads: int
+    accelerator: str | None
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a run was made with."""
+
+    edgetrain: str
+    python: str
+    torch: str
+    numpy: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run was and how it went.
+
+    created:  UTC, ISO 8601.
+    commit:   of the checkout the package runs from; None outside a checkout. `dirty`: it had local changes.
+    summary:  name → Value.
+    files:    what it is → its path inside the run folder, with forward slashes.
+    """
+
+    created: str
+    command: tuple[str, ...]
+    versions: Versions
+    commit: str | None
+    dirty: bool | None
+    machine: Machine
+    status: Status = "running"
+    summary: Mapping[str, Value] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        for name in self.files.values():
+            checked_name(name)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run. Holds a path and nothing else: every state is in the files."""
+
+    path: Path
+
+    @staticmethod
+    def create(path: Path | str) -> RunFolder:
+        """Make the folder, or take an empty one or one that is a run folder already; refuse any other."""
+        folder = RunFolder(Path(path))
+        with explained(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            foreign = [entry.name for entry in folder.path.iterdir() if not _ours(entry.name)]
+        if foreign and not folder.record_file.exists():
+            raise UserError(
+                f"{folder.path} is not a run folder and is not empty.",
+                expected="a new or empty folder, or one with a record.json",
+                received=f"a folder with {foreign[0]}" + (f" and {len(foreign) - 1} more" if foreign[1:] else ""),
+                next_step="Name another folder, or leave the name out to get a new one under runs/.",
+            )
+        return folder
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def save(self, record: Record) -> None:
+        """Write the record: after a crash the file holds the old record or this one, never a part."""
+        text = json.dumps(asdict(record), indent=2, allow_nan=False) + "\n"
+        write_atomic(self.record_file, text.encode())
+
+    def load(self) -> Record:
+        """Read the record back; a missing, damaged or foreign one is a UserError."""
+        return _record(read_json(self.record_file))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder: a second process that asks for it meanwhile gets a UserError.
+
+        The lock belongs to the process, so a killed one leaves nothing behind that has to be cleared.
+        """
+        with explained(self.path):
+            file = open(self.path / _LOCK, "wb")  # noqa: SIM115 (closed by the with below)
+        with file:
+            if not _flock(file.fileno()):
+                raise UserError(
+                    f"Another process is running in {self.path}.",
+                    next_step="Wait for it, stop it, or name another folder.",
+                )
+            yield
+
+
+def default_path(command: str, *, root: Path | str = "runs", now: datetime | None = None) -> Path:
+    """A path that does not exist yet: runs/<command>-<YYYYmmdd-HHMMSS>, then …-2, …-3 within one second."""
+    name = f"{command}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    path, count = Path(root) / name, 1
+    while path.exists():
+        count += 1
+        path = Path(root) / f"{name}-{count}"
+    return path
+
+
+def new_record(command: Sequence[str], **files: str) -> Record:
+    """A record of a run that begins now, on this machine; `files` as in Record.files."""
+    commit, dirty = _commit()
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    return Record(created, tuple(command), _versions(), commit, dirty, this_machine(), files=files)
+
+
+def this_machine() -> Machine:
+    """Describe the machine this process runs on."""
+    import torch  # here, not above: reading records (reports, comparisons) does not need torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = None
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        cpu=_cpu_name(),
+        cores=os.cpu_count(),
+        usable_cores=usable,
+        memory_bytes=memory,
+        os=f"{platform.system()} {platform.release()}",
+        architecture=platform.machine(),
+        torch_threads=torch.get_num_threads(),
+        accelerator=torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    )
+
+
+def checked_name(name: str) -> str:
+    """Give back a file name that stays inside its folder; any other is a UserError."""
+    path, foreign = PurePosixPath(name), PureWindowsPath(name)
+    leaves = path.is_absolute() or foreign.is_absolute() or foreign.drive or ".." in foreign.parts
+    if leaves or not path.parts or "\\" in name or not name.isprintable():
+        raise UserError(
+            "A file name in a record leaves its folder.",
+            expected="a relative path with forward slashes and without ..",
+            received=repr(name),
+        )
+    return name
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def explained(place: Path, needed_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into a UserError that names the place and, on a full disk, the room needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"Cannot write {place}: {error.strerror or error}.") from error
+        need = f"{needed_bytes} bytes" if needed_bytes is not None else "more room"
+        raise UserError(
+            f"The disk is full: cannot write {place}.",
+            expected=f"{need} free",
+            received=f"{_free_bytes(place)} bytes free",
+            next_step="Free some room or name a folder on another disk. What was there before is intact.",
+        ) from error
+
+
+def write_atomic(file: Path, data: bytes) -> None:
+    """Write `file`: afterwards, even after a lost battery, it holds `data` or what it held before."""
+    temporary = file.with_name(f"{_TEMPORARY}{file.name}")
+    with explained(file, len(data)):
+        try:
+            with open(temporary, "wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(temporary, file)
+            sync(file.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def sync(path: Path) -> None:
+    """Return when a file or folder is on the disk itself."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Reading what is not trusted
+
+
+@dataclass(frozen=True)
+class Fields:
+    """One JSON object of a file; each read checks the type, and a wrong one names the file and the field."""
+
+    file: Path
+    values: Mapping[str, object]
+    prefix: str = ""
+
+    def get(self, name: str, kind: type[T]) -> T:
+        """The field, which must be there and of this type; a whole number is a number, true is not 1."""
+        value = self.values.get(name, ...)
+        if type(value) is kind or (kind is float and type(value) is int):
+            return cast(T, value)
+        raise self.wrong(name, _KINDS[kind], "nothing" if value is ... else f"{type(value).__name__} {value!r:.60}")
+
+    def maybe(self, name: str, kind: type[T]) -> T | None:
+        """The field, or None where the file says null."""
+        return None if self.values.get(name, ...) is None else self.get(name, kind)
+
+    def inside(self, name: str) -> Fields:
+        """The object in a field."""
+        return Fields(self.file, self.get(name, dict), f"{self.prefix}{name}.")
+
+    def choice(self, name: str, allowed: Sequence[str]) -> str:
+        """A text out of a list."""
+        value = self.get(name, str)
+        if value not in allowed:
+            raise self.wrong(name, " or ".join(allowed), repr(value[:60]))
+        return value
+
+    def wrong(self, name: str, expected: str, received: str) -> UserError:
+        """The error for a field that is not what it should be."""
+        return UserError(f"{self.file}: field '{self.prefix}{name}' is wrong.", expected=expected, received=received)
+
+
+def read_json(file: Path) -> Fields:
+    """Read a file that should hold one JSON object; NaN and infinity are no JSON."""
+    try:
+        data = json.loads(file.read_bytes().decode(), parse_constant=_no_constant)
+    except OSError as error:
+        raise UserError(f"Cannot read {file}: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON.", received=str(error)[:200]) from error
+    if not isinstance(data, dict):
+        raise UserError(f"{file} does not hold a JSON object.", received=type(data).__name__)
+    return Fields(file, data)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _record(data: Fields) -> Record:
+    schema = data.get("schema", int)
+    if schema != SCHEMA:
+        raise UserError(
+            f"{data.file} was written by another version of edgetrain.",
+            expected=f"schema {SCHEMA}",
+            received=f"schema {schema}",
+            next_step="Read it with the version that wrote it.",
+        )
+    return Record(
+        created=data.get("created", str),
+        command=_texts(data, "command"),
+        versions=_versions_from(data.inside("versions")),
+        commit=data.maybe("commit", str),
+        dirty=data.maybe("dirty", bool),
+        machine=_machine_from(data.inside("machine")),
+        status=cast(Status, data.choice("status", get_args(Status))),
+        summary=_summary(data.inside("summary")),
+        files=_files(data.inside("files")),
+    )
+
+
+def _texts(data: Fields, name: str) -> tuple[str, ...]:
+    values = data.get(name, list)
+    return tuple(Fields(data.file, {name: value}, data.prefix).get(name, str) for value in values)
+
+
+def _versions_from(data: Fields) -> Versions:
+    return Versions(*(data.get(name, str) for name in ("edgetrain", "python", "torch", "numpy")))
+
+
+def _machine_from(data: Fields) -> Machine:
+    return Machine(
+        cpu=data.maybe("cpu", str),
+        cores=data.maybe("cores", int),
+        usable_cores=data.maybe("usable_cores", int),
+        memory_bytes=data.maybe("memory_bytes", int),
+        os=data.get("os", str),
+        architecture=data.get("architecture", str),
+        torch_threads=data.get("torch_threads", int),
+        accelerator=data.maybe("accelerator", str),
+    )
+
+
+def _summary(data: Fields) -> dict[str, Value]:
+    return {name: _value(data.inside(name)) for name in data.values}
+
+
+def _value(data: Fields) -> Value:
+    value = data.values.get("value", ...)
+    if value is not None and not isinstance(value, Scalar):
+        raise data.wrong("value", "a number, text, true, false or null", repr(value)[:60])
+    unit, origin = data.get("unit", str), cast(Origin, data.choice("origin", get_args(Origin)))
+    try:
+        return Value(value, unit, origin)
+    except UserError as error:
+        raise data.wrong("value", error.expected or "", error.received or "") from error
+
+
+def _files(data: Fields) -> dict[str, str]:
+    names = {name: data.get(name, str) for name in data.values}
+    for name, path in names.items():
+        try:
+            checked_name(path)
+        except UserError as error:
+            raise data.wrong(name, error.expected or "", repr(path)[:200]) from error
+    return names
+
+
+# The machine
+
+
+def _versions() -> Versions:
+    def version(package: str) -> str:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+
+    return Versions(version("edgetrain"), platform.python_version(), version("torch"), version("numpy"))
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit of the checkout that holds this package, and whether the package was changed since."""
+    # An installed copy can lie in somebody else's checkout (in a virtual environment): being tracked decides.
+    if _git("ls-files", "--error-unmatch", "errors.py") is None:
+        return None, None
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+    return commit, None if changes is None else changes != ""
+
+
+def _git(*arguments: str) -> str | None:
+    # Variables such as GIT_DIR, set inside a git hook, would point at another checkout.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(Path(__file__).resolve().parent.parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError):  # ARM boards name the board, not the core
+        return Path("/proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
+    return platform.processor() or None
+
+
+def _free_bytes(place: Path) -> int:
+    existing = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _ours(name: str) -> bool:
+    return name.startswith(_TEMPORARY) or name == _LOCK
+
+
+def _flock(handle: int) -> bool:
+    """Lock an open file for this process; False when another one has it. Without file locks: True."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks (some network mounts)
+        return True
+    return True

@@ -1,0 +1,127 @@
+"""Executing the update of one parameter: SGD, Adam, AdamW.
+
+In:  a parameter, its gradient, the optimizer's own state of it (a dict, changed in place as torch.optim would) and the
+     settings of its group as they are now.
+Out: nothing; parameter and state hold what plain PyTorch would hold: bitwise for SGD, to rounding for Adam, whose fused
+     kernel makes one pass over memory in place of ten.
+
+`scratch` says that nobody reads the gradient afterwards, so that it may be overwritten. `undo`, where it is given, is told
+of each tensor before it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+State = MutableMapping[str, Any]
+
+
+class Undo(Protocol):
+    def note(self, tensor: torch.Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one parameter group for one step."""
+
+    lr: float
+    weight_decay: float
+    maximize: bool
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    amsgrad: bool = False
+    decoupled: bool = False
+
+
+def settings(kind: str, group: dict[str, Any]) -> Settings:
+    common = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"], "maximize": group["maximize"]}
+    if kind == "sgd":
+        return Settings(
+            **common, momentum=group["momentum"], dampening=group["dampening"], nesterov=group["nesterov"]
+        )
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    decoupled = kind == "adamw" or bool(group.get("decoupled_weight_decay"))
+    return Settings(
+        **common, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=group["amsgrad"], decoupled=decoupled
+    )
+
+
+def make_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> bool:
+    """Create what is missing of the state, before the first step of a parameter. True if something was."""
+    if kind == "sgd":
+        if given.momentum == 0 or state.get("momentum_buffer") is not None:
+            return False
+        state["momentum_buffer"] = torch.empty_like(p, memory_format=torch.preserve_format)
+        return True
+    if state:
+        return False
+    state["step"] = torch.tensor(0.0, dtype=torch.float32)
+    for key in ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if given.amsgrad else ())):
+        state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    return True
+
+
+def sgd(
+    p: torch.Tensor, g: torch.Tensor, state: State, given: Settings, fresh: bool, scratch: bool, undo: Undo | None
+) -> None:
+    """`fresh`: the momentum buffer was made just now; the first step sets it to the gradient."""
+    if undo is not None:
+        undo.note(p)
+    if given.maximize:
+        g = g.neg_() if scratch else g.neg()
+        scratch = True
+    if given.weight_decay != 0:
+        g = g.add_(p, alpha=given.weight_decay) if scratch else g.add(p, alpha=given.weight_decay)
+        scratch = True
+    if given.momentum != 0:
+        buffer = state["momentum_buffer"]
+        if fresh:
+            buffer.copy_(g)
+        else:
+            if undo is not None:
+                undo.note(buffer)
+            buffer.mul_(given.momentum).add_(g, alpha=1 - given.dampening)
+        if given.nesterov:
+            g = g.add_(buffer, alpha=given.momentum) if scratch else g.add(buffer, alpha=given.momentum)
+        else:
+            g = buffer
+    p.add_(g, alpha=-given.lr)
+
+
+def adam(
+    p: torch.Tensor, g: torch.Tensor, state: State, given: Settings, fresh: bool, scratch: bool, undo: Undo | None
+) -> None:
+    if undo is not None:
+        for tensor in (p, state["step"], state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq")):
+            if tensor is not None:
+                undo.note(tensor)
+    if g.stride() != p.stride():
+        g = torch.empty_like(p).copy_(g)  # the fused kernel wants one layout
+    state["step"] += 1
+    kernel = torch._fused_adamw_ if given.decoupled else torch._fused_adam_
+    kernel(
+        [p],
+        [g],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [state["max_exp_avg_sq"]] if given.amsgrad else [],
+        [state["step"]],
+        lr=given.lr,
+        beta1=given.beta1,
+        beta2=given.beta2,
+        weight_decay=given.weight_decay,
+        eps=given.eps,
+        amsgrad=given.amsgrad,
+        maximize=given.maximize,
+    )
+
+
+KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam}

@@ -1,0 +1,36 @@
+"""Amounts of memory as people write them: 300MB is 300·10⁶ bytes, 300MiB is 300·2²⁰."""
+
+from __future__ import annotations
+
+import re
+
+from edgetrain.errors import UserError
+
+_UNITS = {
+    "b": 1, "": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(amount: int | str) -> int:
+    """An int is a number of bytes; a string is a number and a unit."""
+    if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
+        return amount
+    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
+    if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
+        raise UserError(
+            "this is not an amount of memory", expected='a number of bytes, or a string such as "300MB" or "1.5GiB"',
+            received=repr(amount),
+        )  # fmt: skip
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def show_bytes(n_bytes: float) -> str:
+    """Three digits and a decimal unit, the way that budgets are written."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(n_bytes) >= size:
+            value = n_bytes / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{n_bytes:.0f} B"

@@ -1,0 +1,63 @@
+"""The planner `keep-all`: nothing is computed twice; every tensor lives from the op that makes it to its last reader.
+
+The order is the one captured, with one choice: where the updates stand.
+
+- early: each update as soon as its gradient is final and nobody needs the old value any more; the gradient goes at once,
+  and a copy of what the update changes is kept until the step has succeeded;
+- together: all updates at the end; gradients live until then, copies are not needed.
+
+The one with the lower peak is taken, early where they are equal. For convolutional nets the peak is at the start of the
+backward pass, when no copy exists yet, so it is early; for nets whose parameters and Adam state outweigh their
+activations it is together.
+"""
+
+from __future__ import annotations
+
+from edgetrain.graph.ir import Graph
+from edgetrain.plan.lifetimes import persistent_bytes, schedule, timeline
+from edgetrain.plan.plan import Exact, Plan, Updates
+
+
+def keep_all(graph: Graph, *, updates: Updates | None = None, exact: Exact = "bitwise") -> Plan:
+    """`updates` fixes the choice; `exact` is what the caller knows of the graph's numbers (its memory format)."""
+    choices: tuple[Updates, ...] = (updates,) if updates else ("early", "together")
+    return min((_plan(graph, choice, exact) for choice in choices), key=lambda plan: plan.peak_bytes)
+
+
+def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
+    early = updates == "early"
+    actions = schedule(graph, early_order(graph) if early else range(len(graph.ops)))
+    moments = timeline(graph, actions, early=early)
+    adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
+    return Plan(
+        planner="keep-all",
+        graph_key=graph.key,
+        schedule=actions,
+        peak_bytes=max((m.during_bytes for m in moments), default=0),
+        persistent_bytes=persistent_bytes(graph),
+        undo_bytes=moments[-1].undo_bytes if moments else 0,
+        exact="rounding" if adam and exact == "bitwise" else exact,
+        updates=updates,
+    )
+
+
+def early_order(graph: Graph) -> list[int]:
+    """The captured order with each update moved up to where all that it waits for has run: the op that makes its gradient,
+    and every reader of the parameter (the gradient of a layer's input still needs the old weight)."""
+    last_touch: dict[int, int] = {}
+    for number, op in enumerate(graph.ops):
+        if op.phase != "update":
+            for t in (*op.reads, *op.creates):
+                last_touch[graph.tensors[t].storage] = number
+    made_at = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+    after: dict[int, list[int]] = {}
+    for number, op in enumerate(graph.ops):
+        if op.phase == "update":
+            wait = max((last_touch.get(s, -1) for s in op.writes), default=-1)
+            wait = max([wait, *(made_at.get(t, -1) for t in op.reads)])
+            after.setdefault(wait, []).append(number)
+    order: list[int] = []
+    for number, op in enumerate(graph.ops):
+        if op.phase != "update":
+            order += [number, *after.get(number, [])]
+    return order

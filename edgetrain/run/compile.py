@@ -1,0 +1,251 @@
+"""Turn a plan into straight-line Python: one line for each kernel call, one `del` where a tensor dies.
+
+In:  a graph, and a plan that is valid for it.
+Out: `Program`, whose `run` is a function without branches or look-ups; its text is kept in `source`.
+
+    def step(batch, held, states, given, fresh, undo, interrupt, look):
+        t0, t1 = batch
+        t2, t3, … = held
+        t10 = f0(t0, t2, None, (1, 1), …)       # convolution_1, features.0
+        undo.note(t8)
+        t11, t12, t13 = f1(t10, t3, …)          # native_batch_norm_1, features.1
+        t14 = f2(t11, 0.0, 6.0)                 # hardtanh_1 over its input
+        del t11
+        …
+        f9(t2, t47, states[0], given[0], fresh[0], True, undo)   # sgd_1
+        del t47
+        return t27
+
+Text that comes from a graph file never becomes code: names are numbers, values are looked up in a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edgetrain.errors import InternalError
+from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
+from edgetrain.ops import call, update
+from edgetrain.plan.plan import Action, Compute, Free, Plan
+from edgetrain.plan.validate import validate
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    held:    the persistent tensors that `run` takes in `held`, in order (parameters, buffers, externals, constants).
+    updates: the update ops, in the order of `states` and `fresh`.
+    random:  the step draws random numbers.
+    """
+
+    run: Callable[..., Any]
+    source: str
+    held: tuple[int, ...]
+    updates: tuple[Op, ...]
+    random: bool
+
+
+def build(
+    graph: Graph,
+    plan: Plan,
+    *,
+    check_finite: bool = False,
+    look: bool = False,
+    outputs: Sequence[int] | None = None,
+) -> Program:
+    """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
+    look: call `look(op number, live tensors)` around each op, for `trace_memory`.
+    outputs: what to return, where it is not the loss alone.
+    """
+    validate(graph, plan)
+    writer = _Writer(graph, plan, check_finite=check_finite, look=look)
+    lines = list(writer.lines(outputs))
+    source = "\n".join(lines) + "\n"
+    code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
+    exec(code, writer.table)
+    return Program(
+        run=writer.table["step"],
+        source=source,
+        held=writer.held,
+        updates=tuple(writer.updates),
+        random=any(op.random for op in graph.ops),
+    )
+
+
+class _Writer:
+    def __init__(self, graph: Graph, plan: Plan, *, check_finite: bool, look: bool) -> None:
+        self.graph, self.plan = graph, plan
+        self.check_finite, self.look = check_finite, look
+        self.table: dict[str, Any] = {"__builtins__": {}, "check": _check}
+        self.functions: dict[str, str] = {}
+        self.values: dict[Value, str] = {}
+        self.updates: list[Op] = []
+        self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
+        self.readers = _readers(graph)
+        self.held = tuple(
+            t for t, source in graph.sources.items() if source.sort not in ("input", "state") and t in self.readers
+        )
+        self.gradient_of = {g: p for p, g in graph.gradients.items()}
+
+    def lines(self, outputs: Sequence[int] | None) -> Iterator[str]:
+        yield "def step(batch, held, states, given, fresh, undo, interrupt, look):"
+        for name, group in (("batch", self.graph.inputs), ("held", self.held)):
+            if group:
+                yield f"    {', '.join(f't{t}' for t in group)}, = {name}"
+        held_back = False
+        for position, action in enumerate(self.plan.schedule):
+            if isinstance(action, Free):
+                yield from self._free(action.storage)
+                continue
+            op = self.graph.ops[action.op]
+            if op.phase == "update" and self.plan.updates == "together" and not held_back:
+                held_back = True
+                yield "    interrupt.hold()"
+            if self.look:
+                yield f"    look({action.op})"
+            yield from self._compute(position, action, op)
+            if self.look:
+                yield f"    look({action.op}, {self._live()})"
+        wanted = self.graph.outputs[:1] if outputs is None else outputs
+        result = ", ".join(f"t{t}" for t in wanted)
+        yield f"    return {result if outputs is None else f'({result},)'}"
+
+    def _live(self) -> str:
+        made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]
+        return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
+
+    def _compute(self, position: int, action: Compute, op: Op) -> Iterator[str]:
+        note = f"  # {op.name}" + (f", {_comment(op.module)}" if op.module else "")
+        if op.phase == "update":
+            yield from self._update(position, op, note)
+            return
+        for storage in op.writes:
+            if self.graph.storages[storage].role in ("parameter", "buffer"):
+                (target,) = (t for t in op.reads if self.graph.tensors[t].storage == storage)
+                yield f"    undo.note(t{target})"
+        yield f"    {self._assign(op)}{self._call(action, op)}{note}"
+        if action.into is not None:
+            yield from self._free(action.into)
+        for t in op.creates:
+            self.names.setdefault(self.graph.tensors[t].storage, []).append(t)
+        if self.check_finite:
+            yield from self._checks(op)
+
+    def _checks(self, op: Op) -> Iterator[str]:
+        for t in op.creates:
+            if t == self.graph.loss:
+                yield f"    check(t{t}, 'the loss')"
+            elif t in self.gradient_of:
+                name = self.graph.tensors[self.gradient_of[t]].name
+                yield f"    check(t{t}, {self._constant('the gradient of ' + name)})"
+
+    def _assign(self, op: Op) -> str:
+        if not op.creates:
+            return ""
+        names = [f"t{t}" if t is not None else "_" for t in op.outputs]
+        # A kernel that returns a sequence is told from one that returns a tensor by its schema, not by the count.
+        return f"{names[0]} = " if _returns_one(op) else f"{', '.join(names)}, = "
+
+    def _call(self, action: Compute, op: Op) -> str:
+        kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
+        extra = ""
+        if action.into is not None:
+            target = next(t for t in op.reads if self.graph.tensors[t].storage == action.into)
+            kind, swap = call.in_place(op, target)
+            if swap:
+                args[0], args[1] = args[1], args[0]
+            if kind.endswith(".grad_input"):
+                extra = f", grad_input=t{target}"
+        function = self._function(kind, lambda: call.resolve(kind))
+        given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
+        return f"{function}({', '.join(given)}{extra})"
+
+    def _update(self, position: int, op: Op, note: str) -> Iterator[str]:
+        name = op.kind.split(".")[1]
+        function = self._function(op.kind, lambda: update.KERNELS[name])
+        p, g = op.reads[:2]
+        slot = len(self.updates)
+        self.updates.append(op)
+        freed = {a.storage for a in _frees_after(self.plan.schedule, position)}
+        scratch = self.graph.tensors[g].storage in freed and _owns_all(self.graph, g)
+        undo = "undo" if self.plan.updates == "early" else "None"
+        group = dict(op.kwargs)["group"]
+        yield f"    {function}(t{p}, t{g}, states[{slot}], given[{group}], fresh[{slot}], {scratch}, {undo}){note}"
+
+    def _free(self, storage: int) -> Iterator[str]:
+        names = self.names.pop(storage, [])
+        if names:
+            yield f"    del {', '.join(f't{t}' for t in names)}"
+
+    def _function(self, kind: str, find: Callable[[], Any]) -> str:
+        if kind not in self.functions:
+            name = self.functions[kind] = f"f{len(self.functions)}"
+            self.table[name] = find()
+        return self.functions[kind]
+
+    def _text(self, value: Value) -> str:
+        if isinstance(value, Ref):
+            return f"t{value.tensor}"
+        if isinstance(value, tuple):
+            return f"({''.join(self._text(item) + ', ' for item in value)})"
+        if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+            return repr(value)
+        return self._constant(value)
+
+    def _constant(self, value: Value) -> str:
+        if value not in self.values:
+            name = self.values[value] = f"c{len(self.values)}"
+            self.table[name] = _torch_value(value)
+        return self.values[value]
+
+
+def _comment(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-[]" else "?" for c in text)
+
+
+def _torch_value(value: Value) -> Any:
+    if isinstance(value, Atom):
+        found = torch.device(value.name) if value.sort == "device" else getattr(torch, value.name, None)
+        kinds = {
+            "dtype": torch.dtype, "memory_format": torch.memory_format, "layout": torch.layout, "device": torch.device,
+        }  # fmt: skip
+        if not isinstance(found, kinds[value.sort]):
+            raise InternalError(f"{value} is nothing that torch knows")
+        return found
+    return value
+
+
+def _returns_one(op: Op) -> bool:
+    schema = call.resolve(op.kind)._schema  # type: ignore[attr-defined]
+    return len(schema.returns) == 1 and "List" not in str(schema.returns[0].type)
+
+
+def _readers(graph: Graph) -> set[int]:
+    return {t for op in graph.ops for t in op.reads} | set(graph.outputs) | set(graph.gradients.values())
+
+
+def _frees_after(schedule: Sequence[Action], position: int) -> Iterator[Free]:
+    for action in schedule[position + 1 :]:
+        if not isinstance(action, Free):
+            return
+        yield action
+
+
+def _owns_all(graph: Graph, t: int) -> bool:
+    """The tensor covers its storage once, so that writing to it changes nothing else."""
+    tensor = graph.tensors[t]
+    return tensor.n_bytes == graph.storages[tensor.storage].n_bytes and 0 not in tensor.stride
+
+
+def _check(tensor: torch.Tensor, what: str) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise NotFinite(what)
+
+
+class NotFinite(Exception):
+    """Raised inside a step that was asked to check; `Step` turns it into a UserError after taking the step back."""

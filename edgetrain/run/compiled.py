@@ -1,0 +1,207 @@
+"""One graph under one plan, bound to a model and an optimizer: the innermost step.
+
+In:  a graph, a plan that is valid for it, the model, the optimizer, and tensors that only the loss knows (`externals`).
+Out: `CompiledStep`: call it with a batch of exactly the captured shapes. It changes the model and the optimizer's state in place,
+     or, if anything raises, changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgetrain.errors import UserError
+from edgetrain.graph import optimizers
+from edgetrain.graph.ir import Graph, Op, Source, Tensor
+from edgetrain.ops import update
+from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.plan import Plan
+from edgetrain.run.compile import NotFinite, Program, build
+from edgetrain.run.memory import MemoryTrace, trace
+from edgetrain.run.undo import HeldInterrupt, Undo
+
+
+def compile_step(
+    graph: Graph,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    externals: Mapping[str, torch.Tensor] | None = None,
+    check_finite: bool = False,
+) -> CompiledStep:
+    """A step for exactly the shapes that the graph was captured with.
+
+    externals: the tensors that neither the model nor the optimizer holds, by the names in `graph.sources`; `et.prepare`
+    finds them by itself.
+    check_finite: refuse a loss or a gradient that is not finite; the step is then taken back.
+    """
+    return CompiledStep(graph, plan, model, optimizer, externals or {}, check_finite=check_finite)
+
+
+class CompiledStep:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        externals: Mapping[str, torch.Tensor],
+        *,
+        check_finite: bool = False,
+    ) -> None:
+        self.graph, self.plan = graph, plan
+        self._model, self._optimizer, self._externals = model, optimizer, externals
+        self._check_finite = check_finite
+        self._kind = optimizers.kind_of(optimizer)
+        self._program = build(graph, plan, check_finite=check_finite)
+        self._binders = [self._binder(graph.sources[t], t) for t in self._program.held]
+
+    @property
+    def source(self) -> str:
+        """The step as Python text."""
+        return self._program.source
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        result: torch.Tensor = self._execute(self._program, batch)
+        return result
+
+    def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
+        """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""
+        names = [self.graph.tensors[p].name for p in self.graph.gradients]
+        values = self._execute(self._gradient_program, batch, keep=False)
+        return {name: value.clone() for name, value in zip(names, values, strict=True)}
+
+    def trace_memory(self, *batch: Any) -> MemoryTrace:
+        """Run one step under observation and take it back: the bytes held at each op, and what is alive at the peak."""
+        program = build(self.graph, self.plan, look=True)
+        with trace(self.graph, self.plan) as watch:
+            self._execute(program, batch, keep=False, look=watch.look)
+        return watch.result()
+
+    @cached_property
+    def _gradient_program(self) -> Program:
+        graph = dataclasses.replace(self.graph, ops=tuple(op for op in self.graph.ops if op.phase != "update"))
+        outputs = tuple(graph.gradients.values())
+        return build(graph, keep_all(graph), check_finite=self._check_finite, outputs=outputs)
+
+    def _execute(
+        self, program: Program, batch: tuple[Any, ...], *, keep: bool = True, look: Callable[..., None] | None = None
+    ) -> Any:
+        inputs = [_laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
+        bound = dict(zip(self._program.held, (bind() for bind in self._binders), strict=True))
+        given = [update.settings(self._kind, group) for group in self._optimizer.param_groups]
+        states, fresh = self._states(program, given)
+        undo, interrupt = Undo(random=program.random), HeldInterrupt()
+        if not keep and self.plan.updates == "together":
+            self._note_updated(program, undo)  # such a plan makes no copies of its own for them
+        done = False
+        try:
+            with torch.no_grad():
+                result = program.run(
+                    inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look
+                )
+            done = keep
+        except NotFinite as error:
+            raise UserError(
+                f"{error} is not finite; the step was taken back and the model is as it was before",
+                next_step="lower the learning rate, or look at this batch",
+            ) from None
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
+            raise
+        finally:
+            if not done:
+                interrupt.hold()
+                undo.take_back()
+                self._drop_states(program, fresh)
+            interrupt.release()
+        return result
+
+    def _note_updated(self, program: Program, undo: Undo) -> None:
+        for op in program.updates:
+            parameter = self._parameter(op)
+            undo.note(parameter)
+            for value in self._optimizer.state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor):
+                    undo.note(value)
+
+    def _states(self, program: Program, given: list[update.Settings]) -> tuple[list[update.State], list[bool]]:
+        """The optimizer's state of each updated parameter; what is missing is made now, before anything can fail."""
+        states: list[update.State] = []
+        fresh: list[bool] = []
+        for op in program.updates:
+            parameter = self._parameter(op)
+            stateless = self._kind == "sgd" and len(op.args) == 2
+            state: update.State = {} if stateless else self._optimizer.state[parameter]
+            states.append(state)
+            fresh.append(not stateless and update.make_state(self._kind, parameter, state, given[_place(op)[0]]))
+        return states, fresh
+
+    def _drop_states(self, program: Program, fresh: list[bool]) -> None:
+        for op, new in zip(program.updates, fresh, strict=True):
+            if new:
+                self._optimizer.state.pop(self._parameter(op), None)
+
+    def _parameter(self, op: Op) -> torch.Tensor:
+        group, index = _place(op)
+        parameter: torch.Tensor = self._optimizer.param_groups[group]["params"][index]
+        return parameter
+
+    def _binder(self, source: Source, t: int) -> Callable[[], torch.Tensor]:
+        """A function that gives the live tensor, so that what the user puts in its place between steps is seen."""
+        if source.sort == "optimizer":
+            group, index = (int(n) for n in source.path.split("."))
+            groups = self._optimizer.param_groups
+            return lambda: groups[group]["params"][index].detach()  # type: ignore[no-any-return]
+        if source.sort in ("parameter", "buffer"):
+            owner_path, _, leaf = source.path.rpartition(".")
+            owner = self._model.get_submodule(owner_path)
+            shelf: Any = owner._parameters if source.sort == "parameter" else owner._buffers
+            return lambda: shelf[leaf].detach()  # type: ignore[no-any-return]
+        if source.sort == "constant":
+            value = _constant(self.graph, t)
+            return lambda: value
+        if source.path not in self._externals:
+            raise UserError(
+                f"the graph reads a tensor {source.path} that neither the model nor the optimizer holds",
+                next_step=f"pass it: externals={{{source.path!r}: tensor}}",
+            )
+        return self._externals[source.path].detach
+
+
+def _place(op: Op) -> tuple[int, int]:
+    at: dict[str, Any] = dict(op.kwargs)
+    return at["group"], at["index"]
+
+
+def _constant(graph: Graph, t: int) -> torch.Tensor:
+    tensor = graph.tensors[t]
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    raw = bytearray(graph.constants[t])
+    if not raw:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).reshape(tensor.shape).clone()
+
+
+def _laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Tensor:
+    """The item of the batch in the layout that the graph was captured with."""
+    item = batch[position] if position < len(batch) else None
+    fits = isinstance(item, torch.Tensor) and tuple(item.shape) == tensor.shape
+    if not fits or str(item.dtype) != f"torch.{tensor.dtype}":
+        raise UserError(
+            f"item {position} of the batch does not fit the captured step",
+            expected=str(tensor),
+            received=f"{item.dtype}{list(item.shape)}" if isinstance(item, torch.Tensor) else repr(item),
+            next_step="call the step that et.prepare gave; it captures other shapes by itself",
+        )
+    item = item.detach()
+    if item.stride() == tensor.stride:
+        return item
+    return torch.empty_strided(tensor.shape, tensor.stride, dtype=item.dtype, device=item.device).copy_(item)

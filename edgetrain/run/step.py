@@ -1,0 +1,180 @@
+"""A training step that one calls: `loss = step(x, y)` trains the model in place.
+
+In:  a model, a loss, an optimizer: ordinary PyTorch objects, and they stay so.
+Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and optimizer state hold what plain PyTorch would
+     hold. A call that raises has changed nothing.
+
+What a graph depends on is looked at before each call: shapes of the batch, training flags, plain attributes of the modules
+and variables of the loss, the structure of the optimizer. When one of them has changed the step captures again; the last,
+smaller batch of an epoch is such a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from edgetrain.errors import UserError
+from edgetrain.graph import optimizers
+from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with_externals, check_example
+from edgetrain.graph.fingerprint import settings
+from edgetrain.graph.ir import Graph
+from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.plan import Exact, Plan
+from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.memory import MemoryTrace
+
+_ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
+MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
+
+
+@dataclass(frozen=True)
+class Options:
+    unused: Unused = "error"
+    memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
+    check_finite: bool = False
+    use_cache: bool = True
+
+
+@dataclass(frozen=True)
+class _Variant:
+    step: CompiledStep
+    captured: Captured
+
+
+def prepare(
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Any],
+    *,
+    memory: int | str | None = None,
+    process_memory: int | str | None = None,
+    planner: str = "auto",
+    unused: Unused = "error",
+    memory_format: Literal["auto", "preserve", "channels_last"] = "auto",
+    check_finite: bool = False,
+    use_cache: bool = True,
+) -> Step:
+    """Capture, plan and compile a training step for batches like `example`.
+
+    memory_format: "auto" runs image batches channels-last where that is faster (convolutions on a CPU); the numbers then
+    differ from those of plain PyTorch by rounding. "preserve" takes batches as they come and is bitwise for SGD.
+    check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
+    unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
+    """
+    for name, value in (("memory", memory), ("process_memory", process_memory)):
+        if value is not None:
+            raise UserError(
+                f"{name} is not honoured yet: the planner that keeps a budget in bytes is not part of this version",
+                next_step=f"leave {name} out; step.plan.peak_bytes tells what a step takes",
+            )
+    if planner not in ("auto", "keep-all"):
+        raise UserError(f"there is no planner {planner!r}", expected='"auto" or "keep-all"')
+    step = Step(model, loss, optimizer, Options(unused, memory_format, check_finite, use_cache))
+    step.compiled(*check_example(example))
+    return step
+
+
+class Step:
+    """What `et.prepare` returns. Call it with a batch; see the module's docstring."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        options: Options,
+    ) -> None:
+        self._model, self._loss, self._optimizer, self._options = model, loss, optimizer, options
+        self._variants: dict[Any, _Variant] = {}
+        self._last: CompiledStep | None = None
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        return self.compiled(*batch)(*batch)
+
+    def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
+        """The gradient of each trained parameter, by name; nothing is changed."""
+        return self.compiled(*batch).gradients(*batch)
+
+    def trace_memory(self, *batch: Any) -> MemoryTrace:
+        """Run one step under observation and take it back: the bytes held at each op, what is alive at the peak."""
+        return self.compiled(*batch).trace_memory(*batch)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan last used."""
+        return self._used.plan
+
+    @property
+    def graph(self) -> Graph:
+        """The graph last used."""
+        return self._used.graph
+
+    @property
+    def source(self) -> str:
+        """The step last used, as Python text."""
+        return self._used.source
+
+    @property
+    def _used(self) -> CompiledStep:
+        assert self._last is not None  # prepare compiles the example before it hands a step out
+        return self._last
+
+    def compiled(self, *batch: Any) -> CompiledStep:
+        """The compiled step for batches of this shape; captured now if it is new."""
+        key = self._key(batch)
+        variant = self._variants.pop(key, None)
+        if variant is None or variant.captured.walk.changed():
+            variant = self._new(batch)
+        self._variants[key] = variant  # at the end: used last
+        while len(self._variants) > MOST_VARIANTS:
+            self._variants.pop(next(iter(self._variants)))
+        self._last = variant.step
+        return variant.step
+
+    def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (
+            tuple((t.shape, t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch),
+            tuple((id(module), module.training) for module in self._model.modules()),
+            tuple((p.dtype, p.stride()) for p in self._model.parameters()),
+            optimizers.structure(self._optimizer),
+            settings(),
+        )
+
+    def _new(self, batch: tuple[Any, ...]) -> _Variant:
+        memory_format = self._memory_format(batch)
+        captured = capture_with_externals(
+            self._model,
+            self._loss,
+            self._optimizer,
+            batch,
+            unused=self._options.unused,
+            memory_format=memory_format,
+            use_cache=self._options.use_cache,
+        )
+        plan = keep_all(captured.graph, exact=self._exact(memory_format))
+        check = self._options.check_finite
+        step = CompiledStep(
+            captured.graph, plan, self._model, self._optimizer, captured.externals, check_finite=check
+        )
+        return _Variant(step, captured)
+
+    def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:
+        if self._options.memory_format != "auto":
+            return self._options.memory_format
+        # oneDNN runs convolutions of these types, and channels-last without reordering every activation.
+        fast = any(
+            isinstance(t, torch.Tensor) and t.dim() == 4 and t.dtype in _ONEDNN and t.device.type == "cpu" for t in batch
+        )
+        convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in self._model.modules())
+        return "channels_last" if fast and convolves else "preserve"
+
+    def _exact(self, memory_format: MemoryFormat) -> Exact:
+        # A captured LSTM runs gate by gate; plain PyTorch has a fused kernel for these types that rounds otherwise.
+        fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self._model.modules())
+        return "rounding" if fused or memory_format == "channels_last" else "bitwise"

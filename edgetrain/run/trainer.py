@@ -1,0 +1,588 @@
+"""Training from the first step to the last, across anything that stops it.
+
+In: a model, an optimizer, a step that trains them in place, and data. Out: a run folder with metrics and
+checkpoints, and a `TrainResult`.
+
+The training data is one endless sequence of samples, each pass over the data in an order of its own:
+
+    ┌── order of epoch 0 ──┬── order of epoch 1 ──┬── …
+    │ batch │ batch │ batch │ batch │ batch │ batch │      a batch may reach over the seam, so all are full
+                            ▲
+                            position = epochs done, samples of the present one
+
+Order and learning rate are functions of the position alone, so both carry on where they were, under another
+batch size too. Training ends with the first batch that completes the last epoch.
+
+Promised: a run that was killed, stopped or lost its power, and was resumed, ends with the same bits and the
+same metrics as one that ran through. No checkpoint is ever written with a weight that is not finite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from edgetrain.errors import UserError
+from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
+from edgetrain.run import checkpoint as checkpoints
+from edgetrain.run.checkpoint import Checkpoint, State, rng_preserved
+
+ScheduleKind = Literal["constant", "cosine", "step"]
+Phase = Literal["train", "evaluate", "checkpoint"]
+Step = Callable[..., Tensor]
+Evaluate = Callable[..., tuple[float | Tensor, float | Tensor, int]]
+
+
+class Split(Protocol):
+    """One part of a data set: `batch` gives the tensors of the samples with these numbers."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, ...]: ...
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train.
+
+    lr:                      of every parameter group; None leaves each its own.
+    warmup_steps:            steps over which the learning rate rises to its full value.
+    eval_every:              epochs from one evaluation to the next; 0: after the last only.
+    checkpoint_every_steps:  0: at the end only.
+    log_every_steps:         steps from one line of the metrics to the next.
+    keep:                    how many checkpoints to keep.
+    """
+
+    epochs: int
+    batch: int
+    lr: float | None = None
+    seed: int = 0
+    schedule: ScheduleKind = "constant"
+    warmup_steps: int = 0
+    eval_every: int = 1
+    checkpoint_every_steps: int = 200
+    log_every_steps: int = 1
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "batch": 1, "seed": 0, "warmup_steps": 0, "eval_every": 0}
+        least |= {"checkpoint_every_steps": 0, "log_every_steps": 1, "keep": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise _bad_setting(name, f"{smallest} or more", getattr(self, name))
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise _bad_setting("lr", "a positive number", self.lr)
+        if self.schedule not in get_args(ScheduleKind):
+            raise _bad_setting("schedule", " or ".join(get_args(ScheduleKind)), self.schedule)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a fraction of its full value, by samples seen.
+
+    first_batch: the batch size the run began with; a warm-up given in steps means steps of this size.
+    """
+
+    kind: ScheduleKind
+    warmup_samples: int
+    first_batch: int
+    total_samples: int
+
+    def factor(self, samples: int) -> float:
+        """The fraction for the step that begins after `samples` samples: above 0, at most 1."""
+        if samples < self.warmup_samples:
+            return min(1.0, (samples + self.first_batch) / self.warmup_samples)
+        left = max(1, self.total_samples - self.warmup_samples)
+        progress = min(1.0, (samples - self.warmup_samples) / left)
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        if self.kind == "step":
+            return 0.01 if progress >= 0.75 else 0.1 if progress >= 0.5 else 1.0
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the model does on the test data. `epoch`: whole epochs trained by then."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    accuracy: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """For whoever watches: `done` of `total` samples of this phase. None: not known in this phase."""
+
+    phase: Phase
+    step: int
+    epoch: int
+    epochs: int
+    done: int
+    total: int
+    lr: float
+    loss: float | None = None
+    accuracy: float | None = None
+    samples_per_s: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How training ended. "stopped": on Ctrl-C, with a checkpoint to resume from."""
+
+    status: Literal["finished", "stopped"]
+    step: int
+    epoch: int
+    samples: int
+    loss: float | None
+    evaluation: Evaluation | None
+    checkpoint: Path
+    messages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains in one run folder. `on_progress` is called after each step, evaluated batch and checkpoint."""
+
+    config: TrainConfig
+    folder: RunFolder
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+    def run(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        make_step: Callable[[], Step],
+        train: Split,
+        test: Split | None = None,
+        evaluate: Evaluate | None = None,
+        *,
+        resume: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> TrainResult:
+        """Train to the end, or to Ctrl-C; with `resume` from the newest whole checkpoint in the folder.
+
+        make_step:  called once, after model and optimizer are restored; gives step(*batch) → loss (0-d).
+        evaluate:   (model, *batch) → (sum of losses, number correct, number of predictions).
+        metadata:   plain JSON about the model, kept in the checkpoints.
+        Training flags are the caller's: they stay as they are, and evaluation puts each one back.
+        """
+        if not len(train) or (test is not None and not len(test)):
+            raise UserError("A split of the data is empty.", next_step="Check the folder of the data set.")
+        if (test is None) != (evaluate is None):
+            raise UserError("Evaluation needs test data and an evaluate function: both, or neither.")
+        tested = (test, evaluate) if test is not None and evaluate is not None else None
+        with self.folder.locked():
+            found, messages = _find(self.folder, resume)
+            loop = _Loop(self, model, optimizer, train, tested, metadata or {}, messages)
+            loop.start(found)
+            record = self._begin()
+            loop.open_metrics(resumed=found is not None)
+            try:
+                with rng_preserved():  # capturing a step may draw random numbers; training must not notice
+                    step = make_step()
+                with _stoppable() as stop:
+                    result = loop.run(step, stop)
+            except BaseException as error:
+                status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                with contextlib.suppress(UserError):  # the first error is the one to tell
+                    self.folder.save(replace(record, status=status))
+                raise
+            self.folder.save(replace(record, status=result.status, summary=loop.summary(record)))
+            return result
+
+    def _begin(self) -> Record:
+        if self.folder.record_file.exists():
+            record = replace(self.folder.load(), status="running")
+        else:
+            record = new_record(sys.argv, metrics="metrics.jsonl", checkpoints="checkpoints")
+        self.folder.save(record)
+        return record
+
+
+class _Stop:
+    requested = False
+
+
+@dataclass
+class _Loop:
+    """One run of the trainer in this process: everything that changes from step to step."""
+
+    trainer: Trainer
+    model: nn.Module
+    optimizer: Optimizer
+    train: Split
+    test: tuple[Split, Evaluate] | None
+    metadata: Mapping[str, Any]
+    messages: list[str]
+    schedule: Schedule = field(init=False)
+    scheduler: LambdaLR = field(init=False)
+    stop: _Stop = field(default_factory=_Stop)
+    step: int = 0
+    samples: int = 0
+    loss: float | None = None
+    evaluation: Evaluation | None = None
+    saved: Path | None = None
+    trained_samples: int = 0
+    trained_s: float = 0.0
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.trainer.config
+
+    @property
+    def total(self) -> int:
+        return self.config.epochs * len(self.train)
+
+    @property
+    def epoch(self) -> int:
+        return self.samples // len(self.train)
+
+    @property
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def start(self, found: Checkpoint | None) -> None:
+        """Bring everything to where the checkpoint stands, or to the beginning. Writes nothing."""
+        first_batch = self.config.batch
+        if found is None:
+            _seed(self.config.seed)
+        else:
+            first_batch = self._resume(found)
+        self.messages += _set_base_lr(self.optimizer, self.config.lr, resumed=found is not None)
+        warmup_samples = self.config.warmup_steps * first_batch
+        self.schedule = Schedule(self.config.schedule, warmup_samples, first_batch, self.total)
+        self.scheduler = _scheduler(self.optimizer, lambda _: self.schedule.factor(self.samples))
+
+    def open_metrics(self, *, resumed: bool) -> None:
+        """Cut off what is from after the position, so that the file reads as one run."""
+        _cut(self.trainer.folder.metrics_file, self.step if resumed else -1)
+        if resumed:
+            self._log("resume")
+
+    def _resume(self, found: Checkpoint) -> int:
+        """Restore everything; give back the batch size that the run began with."""
+        state, config = found.state, self.config
+        self._check_same("number of training samples", state.length, len(self.train))
+        self._check_same("seed", state.seed, config.seed)
+        checkpoints.restore(found, self.model, self.optimizer)
+        self.step, self.samples = state.step, state.epoch * state.length + state.offset
+        self.evaluation = Evaluation(**state.evaluation) if state.evaluation else None
+        self.saved = found.path
+        self.messages.append(f"Resumed from step {state.step} ({found.path}).")
+        if state.batch != config.batch:
+            self.messages.append(f"The batch size is {config.batch} from here on; it was {state.batch}.")
+        return int(state.scheduler["first_batch"])
+
+    def _check_same(self, what: str, before: int, now: int) -> None:
+        if before != now:
+            raise UserError(
+                f"Cannot resume in {self.trainer.folder.path} with another {what}.",
+                expected=f"{before}, as in the run so far",
+                received=str(now),
+                next_step="Resume with the settings of that run, or start a new run in another folder.",
+            )
+
+    def run(self, step: Step, stop: _Stop) -> TrainResult:
+        """Train until the data is through or a stop is asked for; the last thing written is a checkpoint."""
+        self.stop = stop
+        self._evaluate_if_due()  # Ctrl-C may have put one off
+        while self.samples < self.total and not stop.requested:
+            self._train_one(step)
+            self._evaluate_if_due()
+            every = self.config.checkpoint_every_steps
+            if every and self.step % every == 0:
+                self._save()
+        finished = self.samples >= self.total and not self._evaluation_due()
+        return TrainResult(
+            status="finished" if finished else "stopped",
+            step=self.step,
+            epoch=self.epoch,
+            samples=self.samples,
+            loss=self.loss,
+            evaluation=self.evaluation,
+            checkpoint=self.saved or self._save(),
+            messages=tuple(self.messages),
+        )
+
+    def _train_one(self, step: Step) -> None:
+        config, lr, began = self.config, self.lr, time.perf_counter()
+        batch = self.train.batch(sample_numbers(config.seed, len(self.train), self.samples, config.batch))
+        loss = float(step(*batch))
+        if not math.isfinite(loss):
+            raise self._diverged(f"The loss became {loss} at step {self.step + 1}.")
+        seconds = time.perf_counter() - began
+        self.step, self.samples, self.loss, self.saved = self.step + 1, self.samples + config.batch, loss, None
+        self.trained_samples, self.trained_s = self.trained_samples + config.batch, self.trained_s + seconds
+        self.scheduler.step()
+        rate, memory = config.batch / seconds, _process_bytes("VmRSS")
+        if self.step % config.log_every_steps == 0:
+            self._log("train", loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory)
+        self._report("train", self.samples, self.total, loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory)
+
+    def _evaluation_due(self) -> bool:
+        every, last = self.config.eval_every, self.evaluation
+        if self.test is None:
+            return False
+        if self.samples >= self.total:
+            return last is None or last.step != self.step
+        return every > 0 and self.epoch // every > (last.epoch if last else 0) // every
+
+    def _evaluate_if_due(self) -> None:
+        if self.test is None or not self._evaluation_due():
+            return
+        with _evaluating(self.model), torch.no_grad(), rng_preserved():
+            evaluation = self._evaluate(*self.test)
+        if evaluation is not None:
+            self.evaluation, self.saved = evaluation, None
+            self._log("eval", loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
+
+    def _evaluate(self, test: Split, evaluate: Evaluate) -> Evaluation | None:
+        """Loss and accuracy over the test data; None when a stop was asked for meanwhile."""
+        loss_sum, correct, count = 0.0, 0.0, 0
+        for start in range(0, len(test), self.config.batch):
+            if self.stop.requested:
+                return None
+            numbers = torch.arange(start, min(start + self.config.batch, len(test)))
+            results = evaluate(self.model, *test.batch(numbers))
+            loss_sum, correct = loss_sum + float(results[0]), correct + float(results[1])
+            count += int(results[2])
+            self._report("evaluate", start + len(numbers), len(test), accuracy=correct / max(count, 1))
+        loss, accuracy = loss_sum / max(count, 1), correct / max(count, 1)
+        return Evaluation(self.step, self.epoch, loss if math.isfinite(loss) else None, accuracy, count)
+
+    def _save(self) -> Path:
+        if not all(_is_finite(parameter) for parameter in self.model.parameters()):
+            raise self._diverged(f"A weight is no longer finite after step {self.step}.")
+        # First the line, then the checkpoint: whatever a resumed run begins from, its past is in the metrics.
+        self._log("checkpoint")
+        with explained(self.trainer.folder.metrics_file):
+            sync(self.trainer.folder.metrics_file)
+        folder, keep = self.trainer.folder.checkpoints, self.config.keep
+        self.saved = checkpoints.save(folder, self.model, self.optimizer, self._state(), keep=keep)
+        self._report("checkpoint", self.samples, self.total, loss=self.loss)
+        return self.saved
+
+    def _state(self) -> State:
+        return State(
+            step=self.step,
+            epoch=self.epoch,
+            offset=self.samples % len(self.train),
+            length=len(self.train),
+            batch=self.config.batch,
+            seed=self.config.seed,
+            scheduler=asdict(self.schedule),
+            evaluation=asdict(self.evaluation) if self.evaluation else None,
+            metadata=self.metadata,
+        )
+
+    def _diverged(self, what: str) -> UserError:
+        found, _ = checkpoints.latest(self.trainer.folder.checkpoints)
+        good = f"resume from the last good checkpoint ({found.path})" if found else "start again"
+        lower = float(self.optimizer.param_groups[0]["initial_lr"]) / 10
+        return UserError(
+            what,
+            expected="finite numbers",
+            received=f"learning rate {self.lr:g}, loss of the last good step {self.loss}",
+            next_step=f"Lower the learning rate, to {lower:g} say, and {good}.",
+        )
+
+    def _log(self, event: str, **values: float | None) -> None:
+        position = {"event": event, "step": self.step, "epoch": self.epoch, "samples": self.samples}
+        line = {**position, "lr": self.lr, "memory_bytes": _process_bytes("VmRSS"), **values}
+        text = json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False)
+        with explained(self.trainer.folder.metrics_file), open(self.trainer.folder.metrics_file, "ab") as out:
+            out.write(text.encode() + b"\n")
+
+    def _report(self, phase: Phase, done: int, total: int, **values: Any) -> None:
+        progress = Progress(phase, self.step, self.epoch, self.config.epochs, min(done, total), total, self.lr)
+        self.trainer.on_progress(replace(progress, **values))
+
+    def summary(self, record: Record) -> dict[str, Value]:
+        """What goes into the record, beside what was there."""
+        evaluation = self.evaluation
+        rate = self.trained_samples / self.trained_s if self.trained_s else None
+        return {
+            **record.summary,
+            "steps": Value(self.step, "steps", "measured"),
+            "samples": Value(self.samples, "samples", "measured"),
+            "train_loss": _value(self.loss, "", "measured"),
+            "test_loss": _value(evaluation.loss if evaluation else None, "", "measured"),
+            "test_accuracy": _value(evaluation.accuracy if evaluation else None, "", "measured"),
+            "samples_per_s": _value(rate, "samples/s", "derived"),
+            "peak_resident_bytes": _value(_process_bytes("VmHWM"), "bytes", "measured"),
+        }
+
+
+# The data and the learning rate, by position
+
+
+def sample_numbers(seed: int, length: int, start: int, count: int) -> Tensor:
+    """The numbers of `count` samples from position `start` on: for each epoch an order of its own."""
+    pieces = []
+    while count > 0:
+        epoch, offset = divmod(start, length)
+        piece = _order(seed, epoch, length)[offset : offset + count]
+        pieces.append(piece)
+        start, count = start + len(piece), count - len(piece)
+    return torch.cat(pieces)
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, length: int) -> Tensor:
+    # A hash, since seeds that lie close together (seed + epoch) would give two runs the same orders, shifted.
+    mixed = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(mixed[:7], "little"))
+    return torch.randperm(length, generator=generator)
+
+
+def _set_base_lr(optimizer: Optimizer, lr: float | None, *, resumed: bool) -> list[str]:
+    """Set the full learning rate of each group; give back a message where a resumed run changes it."""
+    messages = []
+    for group in optimizer.param_groups:
+        before = float(group.get("initial_lr", group["lr"]))
+        group["initial_lr"] = before if lr is None else lr
+        if resumed and group["initial_lr"] != before:
+            messages.append(f"The learning rate is {lr:g} from here on; it was {before:g}.")
+    return messages[:1]
+
+
+def _scheduler(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
+    """A scheduler that has set the learning rate of the first step."""
+    scheduler = LambdaLR(optimizer, factor)
+    with warnings.catch_warnings():
+        # A captured step updates without optimizer.step(), of which the second call of step() would warn. The
+        # factor does not count calls, so one more changes nothing.
+        warnings.simplefilter("ignore", UserWarning)
+        scheduler.step()
+    return scheduler
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+# Around the loop
+
+
+def _find(folder: RunFolder, resume: bool) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint to begin from, or None for a fresh start, and messages. Never a fresh start over old work."""
+    found, messages = checkpoints.latest(folder.checkpoints)
+    if not resume and (found or messages):
+        raise UserError(
+            f"{folder.path} already holds checkpoints of a run.",
+            next_step="Resume that run, or start a new one in another folder.",
+        )
+    if resume and found is None and messages:
+        raise UserError(
+            f"No checkpoint in {folder.path} is whole.",
+            received="\n".join(messages),
+            next_step="Start a new run in another folder.",
+        )
+    if resume and found is None:
+        messages.append(f"No checkpoint in {folder.path} yet: training starts from the beginning.")
+    return found, messages
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[_Stop]:
+    """Ctrl-C asks for a stop; the second one is as if this were not here."""
+    stop, previous = _Stop(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
+        yield stop
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.requested = True
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module has the training flag it had."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _cut(file: Path, step: int) -> None:
+    """Keep the lines up to this step; a torn line, and all after it, goes too."""
+    kept_bytes = 0
+    with explained(file), open(file, "a+b") as lines:
+        lines.seek(0)
+        for line in lines:
+            at = _line_step(line)
+            if at is None or at > step:
+                break
+            kept_bytes += len(line)
+        lines.truncate(kept_bytes)
+        lines.flush()
+        os.fsync(lines.fileno())
+    sync(file.parent)
+
+
+def _line_step(line: bytes) -> int | None:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
+    return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is finite, without a second tensor of that size."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    low, high = torch.aminmax(tensor.detach())
+    return math.isfinite(float(low)) and math.isfinite(float(high))
+
+
+def _process_bytes(name: str) -> int | None:
+    """A line of /proc/self/status, such as VmRSS; None where there is no such file."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _value(value: float | None, unit: str, origin: Literal["measured", "derived"]) -> Value:
+    return Value(value, unit, "unavailable" if value is None else origin)
+
+
+def _bad_setting(name: str, expected: str, received: object) -> UserError:
+    return UserError(f"The setting {name} is out of range.", expected=expected, received=repr(received))

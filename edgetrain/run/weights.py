@@ -1,0 +1,184 @@
+"""Weights from a file into a model.
+
+In: a model and a file that holds its weights: safetensors, or a state dict saved with torch.save, by itself or
+under "state_dict" or "model", with or without the "module." that DataParallel puts before names; or the tensors
+of one of our own checkpoints. Out: the model with those weights, and messages that say what was done.
+
+Promised: nothing in the file is ever run. Every weight of the model comes from the file, or a `UserError` lists
+what does not fit and the model is untouched. The one exception is asked for with `resize_head`: layers that
+differ in nothing but the number of classes keep the fresh values they have.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from edgetrain.errors import UserError
+
+_SHOWN = 4
+_NESTS = ("state_dict", "model")
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How the names and shapes of a file compare with a model's: all empty when it fits."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    shapes: tuple[str, ...]
+
+
+def load_weights(model: nn.Module, file: Path | str, *, resize_head: bool = False) -> list[str]:
+    """Load the weights in `file` into the model, in place; give back messages for the user."""
+    file = Path(file)
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    weights = _renamed(_read(file), own)
+    fit = _compare(weights, own)
+    heads = _heads(model, fit.shapes, weights, own) if resize_head else {}
+    messages = [
+        f"The layer {layer} keeps its fresh initial values: the file has {old} classes, the model {new}."
+        for layer, (old, new) in heads.items()
+    ]
+    fit = _Fit(fit.missing, fit.unexpected, tuple(name for name in fit.shapes if _layer(name) not in heads))
+    if fit.missing or fit.unexpected or fit.shapes:
+        raise _misfit(file, fit, weights, own)
+    kept = {name: value for name, value in weights.items() if _layer(name) not in heads}
+    model.load_state_dict(kept, strict=False)
+    return [f"Loaded {len(kept)} tensors from {file}.", *messages]
+
+
+# Reading
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """The named tensors of a file, whatever its kind."""
+    try:
+        with open(file, "rb") as data:
+            start = data.read(9)
+    except OSError as error:
+        raise UserError(f"Cannot read the weights {file}: {error.strerror or error}.") from error
+    # safetensors: eight bytes of length, then JSON; a zip or a pickle never has the brace there.
+    return _read_safetensors(file) if start[8:] == b"{" else _read_torch(file)
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{file} is a damaged safetensors file.", received=str(error)[:200]) from error
+
+
+def _read_torch(file: Path) -> dict[str, Tensor]:
+    try:
+        data = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _refused(file, str(error)) from error
+    except Exception as error:  # a damaged zip or pickle can fail in any way
+        raise UserError(
+            f"{file} cannot be read as weights.",
+            expected="a safetensors file, or a state dict saved with torch.save",
+            received=str(error).partition("\n")[0][:200] or type(error).__name__,
+        ) from error
+    return _unnested(file, data)
+
+
+def _refused(file: Path, reason: str) -> UserError:
+    code = re.search(r"GLOBAL ([\w.]+)", reason)
+    if code is None:
+        return UserError(f"{file} cannot be read as weights.", received=reason.partition("\n")[0][:200])
+    return UserError(
+        f"{file} was refused: it holds Python objects, and loading it could run any code that its author put there.",
+        expected="tensors and their names, nothing else",
+        received=f"a pickle that asks for {code[1]}",
+        next_step="If you trust it, load it yourself, torch.save(model.state_dict(), …) and use that file.",
+    )
+
+
+def _unnested(file: Path, data: object) -> dict[str, Tensor]:
+    """The state dict itself, out of the dictionaries that training scripts save around it."""
+    while isinstance(data, Mapping):
+        inner = next((data[name] for name in _NESTS if isinstance(data.get(name), Mapping)), None)
+        if inner is None:
+            break
+        data = inner
+    tensors = {str(k): v for k, v in data.items() if isinstance(v, Tensor)} if isinstance(data, Mapping) else {}
+    if not tensors:
+        names = ", ".join(map(str, list(data)[:_SHOWN])) if isinstance(data, Mapping) else ""
+        raise UserError(
+            f"{file} holds no weights.",
+            expected='named tensors, by themselves or under "state_dict" or "model"',
+            received=f"a dictionary with {names or 'nothing'}" if isinstance(data, Mapping) else type(data).__name__,
+        )
+    return tensors
+
+
+# Comparing
+
+
+def _renamed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the model's names: without "module.", and of our own checkpoints only the model."""
+    if any(name.startswith("model/") for name in weights):
+        weights = {name.removeprefix("model/"): w for name, w in weights.items() if name.startswith("model/")}
+    return {name if name in own else name.removeprefix("module."): w for name, w in weights.items()}
+
+
+def _compare(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> _Fit:
+    # Of tied weights a file may hold only one; the other gets its value with it.
+    present = {own[name].data_ptr() for name in weights if name in own and own[name].numel()}
+    missing = (
+        name
+        for name, value in own.items()
+        # Files from before PyTorch 0.4.1 have no batch counter, and nothing but momentum=None reads it.
+        if name not in weights and value.data_ptr() not in present and not name.endswith("num_batches_tracked")
+    )
+    both = (name for name in weights if name in own)
+    shapes = tuple(name for name in both if weights[name].shape != own[name].shape)
+    return _Fit(tuple(missing), tuple(name for name in weights if name not in own), shapes)
+
+
+def _heads(
+    model: nn.Module, names: tuple[str, ...], weights: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> dict[str, tuple[int, int]]:
+    """Layers that differ only in the number of classes → that number in the file and in the model.
+
+    A layer inside the network that differs in its outputs makes the next one differ in its inputs. So it is the
+    head, or the heads, when every difference is in the first dimension and the same; a vocabulary is no class.
+    """
+    if not names or not all(_layer(name) and own[name].dim() and weights[name].dim() for name in names):
+        return {}
+    changes = {(weights[name].shape[0], own[name].shape[0]) for name in names}
+    same_inputs = all(weights[name].shape[1:] == own[name].shape[1:] for name in names)
+    layers = {_layer(name): model.get_submodule(_layer(name)) for name in names}
+    if len(changes) > 1 or not same_inputs or any(isinstance(m, nn.Embedding) for m in layers.values()):
+        return {}
+    return dict.fromkeys(layers, changes.pop())
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _misfit(file: Path, fit: _Fit, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> UserError:
+    shapes = [f"{name} {list(weights[name].shape)} for {list(own[name].shape)}" for name in fit.shapes]
+    kinds = (("missing", list(fit.missing)), ("unexpected", list(fit.unexpected)), ("other shapes", shapes))
+    found = "; ".join(f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds if names)
+    only_shapes = fit.shapes and not fit.missing and not fit.unexpected
+    return UserError(
+        f"The weights in {file} do not fit the model.",
+        expected=f"the {len(own)} tensors of the model, by name and shape",
+        received=found,
+        next_step="If only the number of classes differs, ask for a fresh head (resize_head)." if only_shapes else None,
+    )
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -1,0 +1,214 @@
+"""The models by name: what each is for, how to build it, a batch to try it on, and how large it is.
+
+In: a name from `MODELS`. Out: an `nn.Module`, a random batch of the right shapes, or counts of parameters and
+multiply-adds. Nothing is downloaded and no data is needed; `count` allocates no tensor of the model's size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgetrain.errors import UserError
+from edgetrain.zoo.models.alexnet import alexnet
+from edgetrain.zoo.models.arguments import check_classes, check_size, refuse_classes
+from edgetrain.zoo.models.autoencoder import autoencoder
+from edgetrain.zoo.models.bert_small import VOCABULARY, bert_small
+from edgetrain.zoo.models.char_lstm import char_lstm
+from edgetrain.zoo.models.googlenet import googlenet
+from edgetrain.zoo.models.lenet import lenet
+from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
+from edgetrain.zoo.models.published import PUBLISHED, Published
+from edgetrain.zoo.models.resnet import resnet18, resnet50
+from edgetrain.zoo.models.squeezenet import squeezenet
+from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, RECONSTRUCT, Task
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model of the zoo and what it is built with unless told otherwise.
+
+    classes:    what it tells apart; for next-character models the characters; 0 for a model without classes.
+    input_size: the side of an image, or the length of a sequence.
+    channels:   of an image; 0 for a model of tokens.
+    vocabulary: token numbers lie below it, in a model whose tokens are not its classes; 0 in all others.
+    """
+
+    name: str
+    summary: str
+    task: Task
+    build: Callable[..., nn.Module]
+    classes: int
+    input_size: int
+    channels: int
+    width: float = 1.0
+    published: tuple[Published, ...] = ()
+    vocabulary: int = 0
+
+    def example(
+        self,
+        batch: int,
+        *,
+        classes: int | None = None,
+        input_size: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> tuple[torch.Tensor, ...]:
+        """A random batch (x, y), the same for the same seed; images have `dtype`, the rest is int64."""
+        size = self.input_size if input_size is None else input_size
+        self._check_example(batch, classes, size)
+        labels = classes if classes is not None else self.classes
+        generator = torch.Generator().manual_seed(seed)
+        if self.task == NEXT_CHARACTER:
+            text = torch.randint(labels, (batch, size + 1), generator=generator)
+            return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        # A model without classes still gets labels, as it would from a data set: all of them 0.
+        y = torch.randint(max(1, labels), (batch,), generator=generator)
+        if self.channels:
+            return torch.randn(batch, self.channels, size, size, generator=generator).to(dtype), y
+        # Token 0 is padding, which a full sequence has none of.
+        return torch.randint(1, self.vocabulary, (batch, size), generator=generator), y
+
+    def _check_example(self, batch: int, classes: int | None, size: int) -> None:
+        if batch < 1:
+            raise UserError(
+                "A batch has at least one sample.",
+                expected="1 or more",
+                received=f"batch={batch}",
+            )
+        check_size(self.name, size, smallest=1)
+        if not self.classes:
+            refuse_classes(self.name, classes)
+        elif classes is not None:
+            check_classes(self.name, classes)
+
+
+def _images(
+    build: Callable[..., nn.Module],
+    summary: str,
+    *,
+    task: Task = CLASSIFY,
+    classes: int = 1000,
+    size: int = 224,
+    channels: int = 3,
+) -> ZooModel:
+    name = build.__name__
+    return ZooModel(name, summary, task, build, classes, size, channels, published=PUBLISHED[name])
+
+
+_ENTRIES = (
+    _images(lenet, "LeNet-5, for small grey images", classes=10, size=28, channels=1),
+    _images(alexnet, "AlexNet, one tower"),
+    _images(mobilenet_v2, "MobileNetV2, of any width multiplier"),
+    _images(squeezenet, "SqueezeNet 1.1"),
+    _images(googlenet, "GoogLeNet with batch norm, without auxiliary classifiers"),
+    _images(resnet18, "ResNet-18"),
+    _images(resnet50, "ResNet-50"),
+    ZooModel(
+        name="char_lstm",
+        summary="two LSTM layers that predict the next character",
+        task=NEXT_CHARACTER,
+        build=char_lstm,
+        classes=65,
+        input_size=80,
+        channels=0,
+        published=PUBLISHED["char_lstm"],
+    ),
+    ZooModel(
+        name="bert_small",
+        summary="BERT-small, for sequences of word pieces",
+        task=CLASSIFY,
+        build=bert_small,
+        classes=2,
+        input_size=128,
+        channels=0,
+        published=PUBLISHED["bert_small"],
+        vocabulary=VOCABULARY,
+    ),
+    _images(autoencoder, "a dense autoencoder", task=RECONSTRUCT, classes=0, size=28, channels=1),
+)
+
+MODELS: Mapping[str, ZooModel] = {entry.name: entry for entry in _ENTRIES}
+
+
+def get(name: str) -> ZooModel:
+    """The model of that name; a UserError with the closest one and a list of all where there is none."""
+    if name in MODELS:
+        return MODELS[name]
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), MODELS, n=1, cutoff=0.5)
+    raise UserError(
+        f"There is no model named {name!r} in the zoo.",
+        expected="one of " + ", ".join(MODELS),
+        received=repr(name),
+        next_step=f"Did you mean {close[0]!r}?" if close else "Choose one of these names.",
+    )
+
+
+def build(
+    name: str, *, classes: int | None = None, input_size: int | None = None, width: float | None = None
+) -> nn.Module:
+    """The named model with fresh weights, in training mode; what is not given is as in its `ZooModel`."""
+    given = {"classes": classes, "input_size": input_size, "width": width}
+    return get(name).build(**{key: value for key, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Trainable and frozen parameters together, and multiply-adds of one forward pass over the example."""
+
+    parameters: int
+    multiply_adds: int
+
+
+def count(model: nn.Module, example_inputs: torch.Tensor | Sequence[torch.Tensor]) -> Counts:
+    """Parameters of the model, and multiply-adds of its forward pass in evaluation mode.
+
+    `example_inputs` is what `forward` takes (one tensor, or several in a sequence), without labels; only
+    shapes and types matter. Counted are convolutions and matrix products, over the whole batch. The pass runs
+    on fake tensors, so it computes nothing; the model, and which of its modules are in training mode, are
+    left as they were.
+    """
+    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    counter = FlopCounterMode(display=False)
+    with _evaluating(model), _plain_kernels(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in named}
+        fakes = tuple(torch.empty_like(tensor, device="cpu") for tensor in inputs)
+        with counter:
+            torch.func.functional_call(model, state, fakes)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Counts(parameters, counter.get_total_flops() // 2)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards each module has its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Attention and LSTM as the matrix products they consist of.
+
+    The counter knows neither the CPU's fused attention nor oneDNN's LSTM, and would count them as nothing.
+    """
+    enabled, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)  # type: ignore[no-untyped-call]
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)  # type: ignore[no-untyped-call]
