@@ -1,5 +1,5 @@
-"""edgetrain trains neural networks on small devices inside a budget of memory, time and energy, and measures what training
-really costs.
+"""edgetrain trains neural networks on small devices inside a budget of memory, time and energy, and measures what
+training really costs.
 
 The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
 `capture` → Graph → `keep_all` → Plan → `compile` → a step that one calls. `prepare` does all of it.
@@ -12,7 +12,7 @@ from edgetrain.graph.verify import verify
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.run.compiled import CompiledStep
-from edgetrain.run.compiled import compile_step as compile
+from edgetrain.run.compiled import compile_step as compile  # noqa: A004  # et.compile is the stage's name
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.step import Step, prepare
 

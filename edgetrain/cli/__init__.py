@@ -1,0 +1,57 @@
+"""The command line. One file a command; this one puts them together and turns errors into messages and exit codes.
+
+0: done. 1: a failure that was explained. 2: wrong use. A user's mistake never shows a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edgetrain import __version__
+from edgetrain.cli.demo import demo
+from edgetrain.cli.graph import graph
+from edgetrain.cli.models import models
+from edgetrain.cli.output import notes
+from edgetrain.cli.report import report
+from edgetrain.cli.train import train
+from edgetrain.errors import EdgetrainError, InternalError
+
+app = typer.Typer(
+    name="edgetrain",
+    help="Train neural networks on small devices inside a budget, and measure what training costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (train, graph, models, report, demo):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"edgetrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train neural networks on small devices inside a budget, and measure what training costs."""
+
+
+def main() -> None:
+    """The entry point of the `edgetrain` command."""
+    try:
+        app()  # exits by itself: 0, or 2 on wrong use
+    except InternalError:
+        raise
+    except EdgetrainError as error:
+        notes.print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)

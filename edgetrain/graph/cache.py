@@ -1,7 +1,7 @@
 """Captured graphs on disk, so that a second run of the same program starts at once.
 
-A graph is found under the hash of everything it depends on (`fingerprint.py`). A file that cannot be read is a miss, never
-an error. Files are written whole or not at all; the oldest go when there are more than `MOST`.
+A graph is found under the hash of everything it depends on (`fingerprint.py`). A file that cannot be read is a miss,
+never an error. Files are written whole or not at all; the oldest go when there are more than `MOST`.
 
 The folder is `$EDGETRAIN_CACHE/graphs`, else `$XDG_CACHE_HOME/edgetrain/graphs`, else `~/.cache/edgetrain/graphs`.
 `EDGETRAIN_CACHE=off` turns it off.

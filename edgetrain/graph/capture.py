@@ -4,9 +4,9 @@ In:  a model, `loss(model, *batch)`, an optimizer and one example batch.
 Out: a `Graph`: forward, backward and update, in the order in which PyTorch would run them. The model, the optimizer and
      the batch are left as they are; no kernel runs, so capture takes no activation memory.
 
-What is trained is what the optimizer holds and what needs a gradient. Everything else that the loss reads is constant to
-the step: read anew each time it runs, never changed (buffers that the model itself changes, such as the running statistics
-of a batch norm, excepted).
+What is trained is what the optimizer holds and what needs a gradient. Everything else that the loss reads is constant
+to the step: read anew each time it runs, never changed (buffers that the model itself changes, such as the running
+statistics of a batch norm, excepted).
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def capture(
 ) -> Graph:
     """The graph of one training step: forward, backward, update.
 
-    unused: what to do with a parameter of the optimizer that the loss does not reach: "error", or "freeze" to leave it as
-    it is (they are listed in `graph.unused`).
-    memory_format: "channels_last" takes image batches in that layout; the numbers then differ from those of the default
-    layout by rounding.
+    unused: what to do with a parameter of the optimizer that the loss does not reach: "error", or "freeze" to leave
+    it as it is (they are listed in `graph.unused`).
+    memory_format: "channels_last" takes image batches in that
+    layout; the numbers then differ from those of the default layout by rounding.
     """
     return capture_with_externals(
         model, loss, optimizer, example, unused=unused, memory_format=memory_format, use_cache=use_cache
@@ -117,7 +117,7 @@ def capture_with_externals(
     return Captured(graph, walk, work.externals, not_cached_because=reason)
 
 
-def check_example(example: Sequence[Any]) -> tuple[Any, ...]:
+def check_example(example: object) -> tuple[Any, ...]:
     """The batch as a tuple of tensors and plain constants."""
     if isinstance(example, torch.Tensor) or not isinstance(example, tuple | list):
         raise UserError(
@@ -147,7 +147,9 @@ def _walk(*roots: tuple[Any, str]) -> Walk:
 def _digest(walk: Walk, sort: str, example: tuple[Any, ...], rest: tuple[Any, ...]) -> str | None:
     walk.add((sort, surroundings(), repr(settings()), repr(rest)), "settings")
     for position, item in enumerate(example):
-        described = (tuple(item.shape), item.stride(), item.dtype, item.device) if isinstance(item, torch.Tensor) else item
+        described = (
+            (tuple(item.shape), item.stride(), item.dtype, item.device) if isinstance(item, torch.Tensor) else item
+        )
         walk.add(repr(described), f"example.{position}")
     return walk.digest
 
@@ -208,6 +210,7 @@ class _Capture:
         with self._recording(), torch.enable_grad():
             value = _check_loss(loss(self.model, *self.batch))
             gradients = trace_backward(self.recorder, value, [t.parameter for t in trained])
+            gradients = [g.clone() if g is not None and self.recorder.outlives_step(g) else g for g in gradients]
         reached = [(t, g) for t, g in zip(trained, gradients, strict=True) if g is not None]
         missed = [self._name(t.parameter, t.path) for t, g in zip(trained, gradients, strict=True) if g is None]
         if missed and unused == "error":
@@ -278,22 +281,23 @@ class _Capture:
     def _storing(self, module: nn.Module, key: str, what: str) -> UserError:
         owner = self.modules.get(id(module)) or type(module).__name__
         return UserError(
-            f"module {owner} stores a tensor in self.{key} during forward, and {what}: a captured step could not carry it "
-            "from one step to the next",
+            f"module {owner} stores a tensor in self.{key} during forward, and {what}: a captured step could not "
+            "carry it from one step to the next",
             next_step=f"register it (self.register_buffer({key!r}, …)) and change it in place (self.{key}.copy_(…)), "
             "or leave the assignment out",
         )
 
-
     def _refuse_random_backward(self) -> None:
         for call in self.recorder.recording.calls:
-            if call.phase == "backward" and torch.Tag.nondeterministic_seeded in call.func.tags and "dropout" not in str(
-                call.func
+            if (
+                call.phase == "backward"
+                and torch.Tag.nondeterministic_seeded in call.func.tags
+                and "dropout" not in str(call.func)
             ):
                 raise UserError(
                     f"module {call.module} draws random numbers in the backward pass ({call.func}); "
-                    "torch.utils.checkpoint over dropout does this, and the masks would not be those of the forward pass",
-                    next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation itself",
+                    "torch.utils.checkpoint over dropout does so, and the masks would not be those of the forward pass",
+                    next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation",
                 )
 
     def _name(self, tensor: torch.Tensor, fallback: str) -> str:
@@ -364,7 +368,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _check_loss(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
-        shape = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+        shape = (
+            f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+        )
         raise UserError(
             "the loss is not a scalar", expected="one floating-point number, a 0-d tensor", received=shape,
             next_step="reduce it, for example with .mean()",

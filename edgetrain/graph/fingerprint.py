@@ -1,12 +1,12 @@
 """Everything that a captured graph depends on, as one hash; and where the tensors that it reads were found.
 
 In:  any Python object: a loss function, a model, settings.
-Out: `Walk.digest` of bytecode, closures, globals in use, attributes, shapes and training flags, or None with `Walk.reason`
-     where something was met that cannot be hashed; and the paths of the tensors and modules on the way.
+Out: `Walk.digest` of bytecode, closures, globals in use, attributes, shapes and training flags, or None with
+     `Walk.reason` where something was met that cannot be hashed; and the paths of the tensors and modules on the way.
 
-Tensors are hashed by shape, type and layout, never by value: a step reads their values each time it runs. Code of installed
-packages is hashed by name and version, all other code by its bytecode. Whatever is not understood turns the hash off, for a
-stale graph would train wrongly in silence.
+Tensors are hashed by shape, type and layout, never by value: a step reads their values each time it runs. Code of
+installed packages is hashed by name and version, all other code by its bytecode. Whatever is not understood turns the
+hash off, for a stale graph would train wrongly in silence.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class Walk:
 
     def changed(self) -> bool:
         """Has a plain attribute, closure variable or global been set to something else since the walk?"""
-        return any(where.get(key) is not value and where.get(key) != value for where, key, value in self.settings) or any(
-            cell.cell_contents is not value and cell.cell_contents != value for cell, value in self.cells
-        )
+        return any(
+            where.get(key) is not value and where.get(key) != value for where, key, value in self.settings
+        ) or any(cell.cell_contents is not value and cell.cell_contents != value for cell, value in self.cells)
 
     def _add_function(self, function: types.FunctionType, path: str) -> None:
         package = _installed(function.__module__)
@@ -189,7 +189,9 @@ class Walk:
         for base in cls.__bases__:
             self.add(base, path)
         for key, item in vars(cls).items():
-            if key not in _CLASS_NOISE and not isinstance(item, types.GetSetDescriptorType | types.MemberDescriptorType):
+            if key not in _CLASS_NOISE and not isinstance(
+                item, types.GetSetDescriptorType | types.MemberDescriptorType
+            ):
                 self._put(key)
                 self.add(item, f"{path}.{key}")
 
@@ -206,7 +208,7 @@ class Walk:
     def _add_instance(self, value: Any, path: str) -> None:
         attributes = getattr(value, "__dict__", None)
         slots = [s for c in type(value).__mro__ for s in c.__dict__.get("__slots__", ()) if isinstance(s, str)]
-        if not isinstance(attributes, Mapping) and not slots or callable(getattr(value, "__next__", None)):
+        if (not isinstance(attributes, Mapping) and not slots) or callable(getattr(value, "__next__", None)):
             self._refuse(path, value)
             return
         self._put("object")

@@ -94,7 +94,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One kernel call. `kind` is torch's own name of it (`aten.convolution.default`) or one of ours (`edgetrain.sgd.update`).
+    """One kernel call. `kind` is torch's own name of it (`aten.convolution.default`) or one of ours
+    (`edgetrain.sgd.update`).
 
     outputs: tensor numbers; None for an output that nothing reads.
     writes:  storages that it changes in place (not those that it creates).
@@ -128,8 +129,8 @@ class Source:
     """Where the value of a persistent tensor comes from when a step starts.
 
     sort: parameter, buffer (`path` in the model), optimizer (`path` is `group.index`), state (`path` is
-    `group.index.key`), input (`path` is the position in the batch), external (found in the loss's closure or elsewhere),
-    constant (made by the model's own code; the graph carries its value).
+    `group.index.key`), input (`path` is the position in the batch), external (found in the loss's closure or
+    elsewhere), constant (made by the model's own code; the graph carries its value).
     """
 
     sort: Literal["parameter", "buffer", "optimizer", "state", "input", "external", "constant"]

@@ -3,15 +3,16 @@
 In:  a `Recording` (calls as eager PyTorch makes them), which raw tensors are inputs, outputs and gradients.
 Out: storages, tensors and ops in single-assignment form (see `ir.py`), in the order recorded.
 
-What is promised: executing the ops in order gives bitwise the numbers of eager PyTorch. The rewrites, each of which keeps
-that promise:
+What is promised: executing the ops in order gives bitwise the numbers of eager PyTorch. The rewrites, each of which
+keeps that promise:
 
 - an in-place call on an activation becomes its out-of-place form, unless another view of the same storage is read
   afterwards; whoever executes the graph may run it in place again when the input is dead;
-- a `clone` whose source is never overwritten is the source itself (autograd clones before an in-place activation);
+- a `clone` whose source is a whole storage that is never overwritten is the source itself (autograd clones before an
+  in-place activation);
 - the backward of a convolution is split in gradient of weight and bias, and gradient of input;
-- the backward of hardtanh (ReLU6) reads the result in place of the input: one is strictly inside the limits exactly
-  when the other is, so the mask is the same, and the input need not be kept.
+- the backward of hardtanh (ReLU6) reads the result in place of the input, unless that is changed in place: one is
+  strictly inside the limits exactly when the other is, so the mask is the same, and the input need not be kept.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def lower(recorder: Recorder, keep: Sequence[int], names: dict[int, tuple[str, R
     builder = _Builder(recorder, calls, in_place, names)
     for number, call in enumerate(calls):
         builder.add(number, call)
-    ops = _hardtanh_reads_result(builder.ops)
+    ops = _hardtanh_reads_result(builder.ops, builder.tensors)
     return Lowered(builder.storages, builder.tensors, ops, builder.tensor_of)
 
 
@@ -115,10 +116,10 @@ def _must_stay_in_place(
 ) -> set[int]:
     """Numbers of the calls whose write cannot be turned into a new tensor.
 
-        a = relu(x)        base
-        b = a[:, 0]        view        b.mul_(2) must stay: a is read below, and is to see the change
-        b.mul_(2)
-        c = a.sum()
+    a = relu(x)        base
+    b = a[:, 0]        view        b.mul_(2) must stay: a is read below, and is to see the change
+    b.mul_(2)
+    c = a.sum()
     """
     recording = recorder.recording
     lasting = {recording.storage(t) for t in persistent}
@@ -146,9 +147,9 @@ def _must_stay_in_place(
 
 
 def out_of_place(recorder: Recorder, call: RawCall) -> Any | None:
-    """The kernel that gives the result of an in-place call as a new tensor of the same type and layout, if there is one."""
+    """The kernel that gives the result of an in-place call as a new tensor of the same type and layout, if any."""
     target = recorder.recording.fakes[call.writes[0]]
-    if not aten.is_non_overlapping_and_dense.default(target) or not isinstance(call.args[0], RawRef):
+    if not _fills_storage(target) or not isinstance(call.args[0], RawRef):
         return None
     name, overload = call.func._schema.name.removeprefix("aten::"), call.func._overloadname
     if call.func.namespace != "aten" or not name.endswith("_") or call.args[0].tensor != call.writes[0]:
@@ -161,6 +162,12 @@ def out_of_place(recorder: Recorder, call: RawCall) -> Any | None:
         result = found(*_fakes(recorder, with_defaults(call)), **_fakes(recorder, call.kwargs))
     same = (result.dtype, result.shape, result.stride()) == (target.dtype, target.shape, target.stride())
     return found if same else None
+
+
+def _fills_storage(fake: torch.Tensor) -> bool:
+    """Is it all of its storage? A new tensor in the place of a part would have another size and offset."""
+    dense = bool(aten.is_non_overlapping_and_dense.default(fake))
+    return dense and fake.untyped_storage().nbytes() == fake.numel() * fake.element_size()
 
 
 def with_defaults(call: RawCall) -> tuple[Any, ...]:
@@ -211,7 +218,8 @@ class _Builder:
         # The arguments first: the outputs may be new versions of them.
         args = self._values(with_defaults(call) if call.writes and number not in self.in_place else call.args)
         kwargs = self._values(call.kwargs)
-        func, writes = call.func, ()
+        func = call.func
+        writes: tuple[int, ...] = ()
         if call.writes and number in self.in_place:
             writes = tuple(dict.fromkeys(self._storage(t, "activation") for t in call.writes))
         elif call.writes:
@@ -237,10 +245,10 @@ class _Builder:
             )
         )
 
-        if func._schema.name in _OVERSIZED and self.tensors[outputs[0]].shape == ():
-            self._shrink(call, name, func)
+        if func._schema.name in _OVERSIZED and outputs[0] is not None and self.tensors[outputs[0]].shape == ():
+            self._shrink(call, name)
 
-    def _shrink(self, call: RawCall, name: str, func: Any) -> None:
+    def _shrink(self, call: RawCall, name: str) -> None:
         """Give the reduced loss a storage of its own size; the one that its kernel leaves behind can go at once."""
         raw, args = call.outputs[0], call.args
         assert raw is not None
@@ -251,9 +259,7 @@ class _Builder:
         self.storages[at] = dataclasses.replace(self.storages[at], n_bytes=elements * item)
         self.storage_of.pop(self.recording.storage(raw))
         small = self._tensor(raw, f"{name}.value", self._storage(raw, "activation"))
-        self.ops.append(
-            Op(f"{name}.value", "aten.clone.default", (Ref(large),), (), (small,), call.phase, call.module)
-        )
+        self.ops.append(Op(f"{name}.value", "aten.clone.default", (Ref(large),), (), (small,), call.phase, call.module))
 
     def _output(self, raw: int | None, name: str, position: int, call: RawCall, role: Role) -> int | None:
         if raw is None:
@@ -268,6 +274,8 @@ class _Builder:
             return False
         source, copy = call.args[0].tensor, call.outputs[0]
         if copy is None or self.recording.fakes[source].stride() != self.recording.fakes[copy].stride():
+            return False
+        if not _fills_storage(self.recording.fakes[source]):
             return False
         return not {self.recording.storage(source), self.recording.storage(copy)} & self.changed
 
@@ -321,14 +329,15 @@ def _plain(value: Any) -> Value:
     raise InternalError(f"an op has an argument of type {type(value).__name__}, which a graph cannot hold: {value!r}")
 
 
-def _hardtanh_reads_result(ops: list[Op]) -> list[Op]:
+def _hardtanh_reads_result(ops: list[Op], tensors: Sequence[Tensor]) -> list[Op]:
     result_of = {(op.args[0], _limits(op)): op for op in ops if op.kind == "aten.hardtanh.default"}
+    changed = {storage for op in ops for storage in op.writes}
     readers: Counter[int] = Counter(t for op in ops if op.phase == "backward" for t in op.reads)
     for number, op in enumerate(ops):
         if op.kind != "aten.hardtanh_backward.default" or not isinstance(op.args[1], Ref):
             continue
         forward = result_of.get((op.args[1], op.args[2:4]))
-        if forward is None or forward.outputs[0] is None:
+        if forward is None or forward.outputs[0] is None or tensors[forward.outputs[0]].storage in changed:
             continue
         if readers[op.args[1].tensor] > 1 and not readers[forward.outputs[0]]:
             continue  # the input is kept for another op in any case

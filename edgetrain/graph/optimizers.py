@@ -1,9 +1,9 @@
 """The optimizers whose update edgetrain knows: what state each keeps, and which of its settings shape the step.
 
 In:  a `torch.optim` optimizer, left as it is.
-Out: `Trained` parameters with the keys of their state, and the settings that decide which tensors exist (momentum or not,
-     amsgrad or not). Learning rate, betas and the like are no part of a graph: a step reads them from the optimizer's
-     parameter groups each time it runs, so schedulers work.
+Out: `Trained` parameters with the keys of their state, and the settings that decide which tensors exist (momentum or
+     not, amsgrad or not). Learning rate, betas and the like are no part of a graph: a step reads them from the
+     optimizer's parameter groups each time it runs, so schedulers work.
 
 `ops/update.py` executes the updates.
 """

@@ -1,8 +1,8 @@
 """Run a function over fake tensors and write down every kernel call that plain PyTorch would make.
 
 In:  a function, and the batch as fake tensors. Real tensors that the function meets (parameters, buffers, tensors in
-     closures) are noted as externals and replaced by fake ones at the kernel call, so nothing is computed, nothing of the
-     user's is changed and no activation memory is taken.
+     closures) are noted as externals and replaced by fake ones at the kernel call, so nothing is computed, nothing of
+     the user's is changed and no activation memory is taken.
 Out: a `Recording`: the calls in the order in which eager PyTorch makes them, in-place writes and views as they are.
 
 Recording sits below autograd: the calls are coarse (a convolution is one, its backward is one) and the backward pass
@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self._stack: list[str] = []
         self._number_of: dict[int, int] = {}
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
         # module made a node, and so which module a backward call belongs to.
         self._mark_numbers: list[int] = []
@@ -101,6 +102,7 @@ class Recorder(TorchDispatchMode):
             fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
             if channels_last and fake.dim() == 4 and fake.is_floating_point():
                 fake = torch.empty_like(fake, memory_format=torch.channels_last)
+                self._relaid = True
             elif not _dense(like):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
         self._number(fake)
@@ -114,6 +116,11 @@ class Recorder(TorchDispatchMode):
         if found is None:
             raise InternalError(f"a tensor of shape {tuple(tensor.shape)} came from outside the recording")
         return found
+
+    def outlives_step(self, tensor: torch.Tensor) -> bool:
+        """Is it (a view of) a real tensor, such as a parameter that a custom function hands on as a gradient?"""
+        storage = self.recording.storage
+        return storage(self.number(tensor)) in {storage(raw) for raw in self.recording.externals}
 
     def _number(self, fake: torch.Tensor) -> int:
         known = self._number_of.get(id(fake))
@@ -149,7 +156,7 @@ class Recorder(TorchDispatchMode):
         """The module of the call: the one that runs, or in the backward pass the one whose forward made the node."""
         if self.phase == "forward":
             return self.module
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if node is None:
             return ""
         mark = bisect_right(self._mark_numbers, node._sequence_nr()) - 1
@@ -164,9 +171,9 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return self._lift(args[0])
         args, kwargs = self._swap(args), self._swap(kwargs)
-        if func in _LIKE and "memory_format" not in kwargs:
-            # Random numbers fill memory in its order. Drawn for a channels-last activation they would not be those that
-            # plain training draws, so what random kernels fill is always contiguous.
+        if self._relaid and func in _LIKE and "memory_format" not in kwargs and _channels_last(args[0]):
+            # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
+            # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         result = func(*args, **kwargs)
         if func is aten.detach.default or func is aten.alias.default:
@@ -200,6 +207,7 @@ class Recorder(TorchDispatchMode):
         results = [result] if single else list(result) if isinstance(result, list | tuple) else []
         if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
             raise InternalError(f"{func} returns something that is not a tensor: {result!r}")
+        results = [r if asked else None for r, asked in zip(results, _asked_for(func, args, results), strict=True)]
         self.recording.calls.append(
             RawCall(
                 func=func,
@@ -227,6 +235,18 @@ def _dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
+def _channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+def _asked_for(func: Any, args: tuple[Any, ...], results: list[Any]) -> list[bool]:
+    """Which results the kernel makes. A backward kernel leaves out what its `output_mask` does; a fake one may not."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "output_mask" in names and names.index("output_mask") < len(args):
+        return list(args[names.index("output_mask")])
+    return [True] * len(results)
+
+
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that a call changes in place."""
     for position, argument in enumerate(func._schema.arguments):
@@ -238,11 +258,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         yield from (args[i] for i in _HIDDEN_WRITES[name] if args[i] is not None)
 
 
-def trace_backward(
-    recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]
-) -> list[torch.Tensor | None]:
+def trace_backward(recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
     """Record the backward pass of `loss`. None for a parameter that the loss does not reach."""
     recorder.phase = "backward"
     return list(torch.autograd.grad(loss, parameters, allow_unused=True))
-
-

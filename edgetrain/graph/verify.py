@@ -35,7 +35,7 @@ def _numbers(graph: Graph) -> Iterator[str]:
         if not 0 <= tensor.storage < storages:
             yield f"tensor {number} ({tensor.name}) lies in storage {tensor.storage}, which is not there"
         if tensor.dtype not in ITEM_BYTES or len(tensor.shape) != len(tensor.stride):
-            yield f"tensor {number} ({tensor.name}) has type {tensor.dtype!r}, shape {tensor.shape}, stride {tensor.stride}"
+            yield f"tensor {number} ({tensor.name}) has type {tensor.dtype!r}, {tensor.shape}, {tensor.stride}"
     names = set()
     for op in graph.ops:
         if op.name in names:

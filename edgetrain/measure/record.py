@@ -30,6 +30,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Literal, TypeVar, cast, get_args
 
+import torch
+
 from edgetrain.errors import UserError
 
 SCHEMA = 1
@@ -201,8 +203,6 @@ def new_record(command: Sequence[str], **files: str) -> Record:
 
 def this_machine() -> Machine:
     """Describe the machine this process runs on."""
-    import torch  # here, not above: reading records (reports, comparisons) does not need torch
-
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):

@@ -19,8 +19,9 @@ _REFUSED = {"from_file", "_resize_output_", "set_", "resize_", "resize_as_"}
 
 # Kernels that work element by element and may overwrite the named argument: the result is bitwise the same.
 _UNARY = (
-    "relu", "hardtanh", "sigmoid", "tanh", "silu", "gelu", "elu", "leaky_relu", "hardswish", "hardsigmoid", "exp", "log",
-    "neg", "sqrt", "rsqrt", "abs", "square", "clamp", "clamp_min", "clamp_max", "reciprocal", "sin", "cos", "erf", "pow",
+    "relu", "hardtanh", "sigmoid", "tanh", "silu", "gelu", "elu", "leaky_relu", "hardswish", "hardsigmoid", "exp",
+    "log", "neg", "sqrt", "rsqrt", "abs", "square", "clamp", "clamp_min", "clamp_max", "reciprocal", "sin", "cos",
+    "erf", "pow",
 )  # fmt: skip
 _BINARY = ("add", "sub", "mul", "div", "masked_fill")
 _BACKWARD = (
@@ -47,12 +48,14 @@ def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:
     if op.view or op.writes or op.random or len(op.outputs) != 1 or op.outputs[0] is None:
         return ()
     _, name, overload = op.kind.split(".")
-    found = [op.args[0]] if name in (*_UNARY, *_BACKWARD) or name in _BINARY and _has_in_place(op) else []
+    found = [op.args[0]] if name in _BACKWARD or (name in (*_UNARY, *_BINARY) and _has_in_place(op)) else []
     if name in ("add", "mul") and overload == "Tensor" and not op.kwargs and len(op.args) == 2:
         found.append(op.args[1])
     result = graph.tensors[op.outputs[0]]
     return tuple(
-        ref.tensor for ref in found if isinstance(ref, Ref) and _same_bytes(graph, ref.tensor, op.outputs[0], result.dtype)
+        ref.tensor
+        for ref in found
+        if isinstance(ref, Ref) and _same_bytes(graph, ref.tensor, op.outputs[0], result.dtype)
     )
 
 

@@ -5,8 +5,8 @@ In:  a parameter, its gradient, the optimizer's own state of it (a dict, changed
 Out: nothing; parameter and state hold what plain PyTorch would hold: bitwise for SGD, to rounding for Adam, whose fused
      kernel makes one pass over memory in place of ten.
 
-`scratch` says that nobody reads the gradient afterwards, so that it may be overwritten. `undo`, where it is given, is told
-of each tensor before it changes.
+`scratch` says that nobody reads the gradient afterwards, so that it may be overwritten. `undo`, where it is given, is
+told of each tensor before it changes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,10 @@ class Settings:
 def settings(kind: str, group: dict[str, Any]) -> Settings:
     common = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"], "maximize": group["maximize"]}
     if kind == "sgd":
-        return Settings(
-            **common, momentum=group["momentum"], dampening=group["dampening"], nesterov=group["nesterov"]
-        )
+        return Settings(**common, momentum=group["momentum"], dampening=group["dampening"], nesterov=group["nesterov"])
     beta1, beta2 = (float(beta) for beta in group["betas"])
     decoupled = kind == "adamw" or bool(group.get("decoupled_weight_decay"))
-    return Settings(
-        **common, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=group["amsgrad"], decoupled=decoupled
-    )
+    return Settings(**common, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=group["amsgrad"], decoupled=decoupled)
 
 
 def make_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> bool:

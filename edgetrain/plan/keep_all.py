@@ -2,13 +2,13 @@
 
 The order is the one captured, with one choice: where the updates stand.
 
-- early: each update as soon as its gradient is final and nobody needs the old value any more; the gradient goes at once,
-  and a copy of what the update changes is kept until the step has succeeded;
+- early: each update as soon as its gradient is final and nobody needs the old value any more; the gradient goes at
+  once, and a copy of what the update changes is kept until the step has succeeded;
 - together: all updates at the end; gradients live until then, copies are not needed.
 
-The one with the lower peak is taken, early where they are equal. For convolutional nets the peak is at the start of the
-backward pass, when no copy exists yet, so it is early; for nets whose parameters and Adam state outweigh their
-activations it is together.
+Early is taken unless its copies raise the peak by more than `TOLERATED`. For convolutional nets the peak is at the
+start of the backward pass, when hardly a copy exists yet, so it is early; for nets whose parameters and Adam state
+outweigh their activations it is together. See docs/design/0002-all-or-nothing.md.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.lifetimes import persistent_bytes, schedule, timeline
 from edgetrain.plan.plan import Exact, Plan, Updates
 
+TOLERATED = 0.02
+
 
 def keep_all(graph: Graph, *, updates: Updates | None = None, exact: Exact = "bitwise") -> Plan:
     """`updates` fixes the choice; `exact` is what the caller knows of the graph's numbers (its memory format)."""
-    choices: tuple[Updates, ...] = (updates,) if updates else ("early", "together")
-    return min((_plan(graph, choice, exact) for choice in choices), key=lambda plan: plan.peak_bytes)
+    if updates:
+        return _plan(graph, updates, exact)
+    early, together = _plan(graph, "early", exact), _plan(graph, "together", exact)
+    return early if early.peak_bytes <= together.peak_bytes * (1 + TOLERATED) else together
 
 
 def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
@@ -42,7 +46,8 @@ def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
 
 
 def early_order(graph: Graph) -> list[int]:
-    """The captured order with each update moved up to where all that it waits for has run: the op that makes its gradient,
+    """The captured order with each update moved up to where all that it waits for has run: the op that makes its
+    gradient,
     and every reader of the parameter (the gradient of a layer's input still needs the old weight)."""
     last_touch: dict[int, int] = {}
     for number, op in enumerate(graph.ops):

@@ -69,7 +69,9 @@ def undo_bytes(graph: Graph, op: int, *, early: bool) -> int:
     if graph.ops[op].phase == "update" and not early:
         return 0
     return sum(
-        graph.storages[s].n_bytes for s in graph.ops[op].writes if graph.storages[s].role in ("parameter", "buffer", "state")
+        graph.storages[s].n_bytes
+        for s in graph.ops[op].writes
+        if graph.storages[s].role in ("parameter", "buffer", "state")
     )
 
 

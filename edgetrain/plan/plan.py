@@ -1,7 +1,7 @@
 """A plan: the full sequence of what happens in one step.
 
-Plain data, made by a planner (`keep_all.py`), checked by `validate.py`, executed by `run/`. It can be saved, read back equal,
-and is refused for any graph but the one that it was made for.
+Plain data, made by a planner (`keep_all.py`), checked by `validate.py`, executed by `run/`. It can be saved, read
+back equal, and is refused for any graph but the one that it was made for.
 
     Compute(op)              run the op; its results get fresh memory
     Compute(op, into=s)      run the op over storage s, whose content nobody needs any more
@@ -40,7 +40,8 @@ Action = Compute | Free
 class Plan:
     """
     exact:   how its numbers relate to plain PyTorch's: the same bits, the same but for rounding, or not the same.
-    updates: "early": each parameter is updated as soon as its gradient is there; a copy of what an update changes is kept
+    updates: "early": each parameter is updated as soon as its gradient is there; a copy of what an update changes is
+    kept
              until the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step, when
              nothing can fail any more. Either way a step that fails changes nothing.
     """

@@ -1,7 +1,7 @@
 """Is a plan right for a graph? An independent and deliberately simple check that every plan passes before it runs.
 
-It shares no code with the planners or with `lifetimes.py`: it plays the schedule through on the graph alone, byte by byte,
-and believes nothing that the plan says of itself.
+It shares no code with the planners or with `lifetimes.py`: it plays the schedule through on the graph alone, byte by
+byte, and believes nothing that the plan says of itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def validate(graph: Graph, plan: Plan) -> None:
     """UserError if the plan is for another graph, InternalError if it is not legal or its numbers are wrong."""
     if plan.graph_key != graph.key:
         raise UserError(
-            "this plan was made for another graph", expected=f"graph {graph.key}", received=f"a plan for {plan.graph_key}",
+            "this plan was made for another graph",
+            expected=f"graph {graph.key}", received=f"a plan for {plan.graph_key}",
             next_step="plan again for this graph",
         )  # fmt: skip
     _Play(graph, plan).run()

@@ -167,7 +167,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> N
             _restore_model(content.inside("model"), model, read)
             _restore_optimizer(content.inside("optimizer"), content.inside("orders"), model, optimizer, read)
             set_rng_state(_decode(content.values["rng"], read))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"The checkpoint {checkpoint.path} does not fit this model and optimizer.",
             expected="the model, optimizer and settings of the run that wrote it",
@@ -179,7 +179,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> N
 def rng_state() -> dict[str, Any]:
     """The state of the random generators of Python, numpy and torch (and CUDA, once it is in use)."""
     name, key, *rest = np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     state = {"python": random.getstate(), "numpy": (name, np.asarray(key).tolist(), *rest)}
     return {**state, "torch": torch.get_rng_state(), "cuda": cuda}
 

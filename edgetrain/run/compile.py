@@ -59,8 +59,8 @@ def build(
     outputs: Sequence[int] | None = None,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
-    look: call `look(op number, live tensors)` around each op, for `trace_memory`.
-    outputs: what to return, where it is not the loss alone.
+    look: call `look(op number)` before each op and `look(op number, one tensor of each live storage, what it made)`
+    after. outputs: what to return, where it is not the loss alone.
     """
     validate(graph, plan)
     writer = _Writer(graph, plan, check_finite=check_finite, look=look)
@@ -110,7 +110,8 @@ class _Writer:
                 yield f"    look({action.op})"
             yield from self._compute(position, action, op)
             if self.look:
-                yield f"    look({action.op}, {self._live()})"
+                made = "".join(f"t{t}, " for t in op.creates)
+                yield f"    look({action.op}, {self._live()}, ({made}))"
         wanted = self.graph.outputs[:1] if outputs is None else outputs
         result = ", ".join(f"t{t}" for t in wanted)
         yield f"    return {result if outputs is None else f'({result},)'}"
@@ -126,8 +127,8 @@ class _Writer:
             return
         for storage in op.writes:
             if self.graph.storages[storage].role in ("parameter", "buffer"):
-                (target,) = (t for t in op.reads if self.graph.tensors[t].storage == storage)
-                yield f"    undo.note(t{target})"
+                # All of it: the op may change any part of it, through a view.
+                yield from (f"    undo.note(t{t})" for t in self.held if self.graph.tensors[t].storage == storage)
         yield f"    {self._assign(op)}{self._call(action, op)}{note}"
         if action.into is not None:
             yield from self._free(action.into)

@@ -1,22 +1,22 @@
 """One graph under one plan, bound to a model and an optimizer: the innermost step.
 
 In:  a graph, a plan that is valid for it, the model, the optimizer, and tensors that only the loss knows (`externals`).
-Out: `CompiledStep`: call it with a batch of exactly the captured shapes. It changes the model and the optimizer's state in place,
-     or, if anything raises, changes nothing.
+Out: `CompiledStep`: call it with a batch of exactly the captured shapes. It changes the model and the optimizer's
+     state in place, or, if anything raises, changes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgetrain.errors import UserError
+from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.ops import update
@@ -45,6 +45,10 @@ def compile_step(
     return CompiledStep(graph, plan, model, optimizer, externals or {}, check_finite=check_finite)
 
 
+class LayoutMismatch(InternalError):
+    """A kernel made a tensor of another layout than capture foretold. The step was taken back."""
+
+
 class CompiledStep:
     def __init__(
         self,
@@ -61,6 +65,7 @@ class CompiledStep:
         self._check_finite = check_finite
         self._kind = optimizers.kind_of(optimizer)
         self._program = build(graph, plan, check_finite=check_finite)
+        self._checked = False
         self._binders = [self._binder(graph.sources[t], t) for t in self._program.held]
 
     @property
@@ -69,8 +74,26 @@ class CompiledStep:
         return self._program.source
 
     def __call__(self, *batch: Any) -> torch.Tensor:
-        result: torch.Tensor = self._execute(self._program, batch)
+        result: torch.Tensor
+        if self._checked:
+            result = self._execute(self._program, batch)
+        else:
+            # The first time, every tensor that a kernel makes is held against the graph: a layout that capture foretold
+            # wrongly is found here, before anything is updated by it.
+            program = build(self.graph, self.plan, check_finite=self._check_finite, look=True)
+            result = self._execute(program, batch, look=self._check)
+            self._checked = True
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
         return result
+
+    def _check(self, op: int, live: object = None, made: Sequence[torch.Tensor] = ()) -> None:
+        for t, real in zip(self.graph.ops[op].creates, made, strict=False):
+            tensor = self.graph.tensors[t]
+            found = (tuple(real.shape), _steps(real), str(real.dtype).removeprefix("torch."), real.storage_offset())
+            if found != (tensor.shape, _steps(tensor), tensor.dtype, tensor.offset):
+                raise LayoutMismatch(
+                    f"{self.graph.ops[op].name} made {found}; the graph says {tensor}, {tensor.stride}, {tensor.offset}"
+                )
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""
@@ -159,12 +182,12 @@ class CompiledStep:
         if source.sort == "optimizer":
             group, index = (int(n) for n in source.path.split("."))
             groups = self._optimizer.param_groups
-            return lambda: groups[group]["params"][index].detach()  # type: ignore[no-any-return]
+            return lambda: groups[group]["params"][index].detach()
         if source.sort in ("parameter", "buffer"):
             owner_path, _, leaf = source.path.rpartition(".")
             owner = self._model.get_submodule(owner_path)
             shelf: Any = owner._parameters if source.sort == "parameter" else owner._buffers
-            return lambda: shelf[leaf].detach()  # type: ignore[no-any-return]
+            return lambda: shelf[leaf].detach()
         if source.sort == "constant":
             value = _constant(self.graph, t)
             return lambda: value
@@ -174,6 +197,12 @@ class CompiledStep:
                 next_step=f"pass it: externals={{{source.path!r}: tensor}}",
             )
         return self._externals[source.path].detach
+
+
+def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:
+    """The strides that matter: one along a dimension of a single element is never taken."""
+    stride = tensor.stride if isinstance(tensor, Tensor) else tensor.stride()
+    return tuple(step for step, n in zip(stride, tensor.shape, strict=True) if n > 1)
 
 
 def _place(op: Op) -> tuple[int, int]:
@@ -192,7 +221,7 @@ def _constant(graph: Graph, t: int) -> torch.Tensor:
 
 def _laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Tensor:
     """The item of the batch in the layout that the graph was captured with."""
-    item = batch[position] if position < len(batch) else None
+    item: Any = batch[position] if position < len(batch) else None
     fits = isinstance(item, torch.Tensor) and tuple(item.shape) == tensor.shape
     if not fits or str(item.dtype) != f"torch.{tensor.dtype}":
         raise UserError(
@@ -201,7 +230,7 @@ def _laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Te
             received=f"{item.dtype}{list(item.shape)}" if isinstance(item, torch.Tensor) else repr(item),
             next_step="call the step that et.prepare gave; it captures other shapes by itself",
         )
-    item = item.detach()
-    if item.stride() == tensor.stride:
-        return item
-    return torch.empty_strided(tensor.shape, tensor.stride, dtype=item.dtype, device=item.device).copy_(item)
+    given: torch.Tensor = item.detach()
+    if given.stride() == tensor.stride:
+        return given
+    return torch.empty_strided(tensor.shape, tensor.stride, dtype=given.dtype, device=given.device).copy_(given)

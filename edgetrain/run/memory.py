@@ -1,11 +1,11 @@
 """The bytes that a step holds at each instant: known from the plan, checked against a real run.
 
 In:  a graph and its plan; the step runs once under observation.
-Out: `MemoryTrace`. For each op: the bytes of the step's tensors before, during and after it, and the bytes that its kernel took
-     from PyTorch's allocator for itself and gave back (workspace). At the peak: what is alive.
+Out: `MemoryTrace`. For each op: the bytes of the step's tensors before, during and after it, and the bytes that its
+     kernel took from PyTorch's allocator for itself and gave back (workspace). At the peak: what is alive.
 
-The bytes of tensors are exact: after every op the storages that are really there are added up and must equal the plan. The
-workspace is measured through PyTorch's own report of each allocation.
+The bytes of tensors are exact: after every op the storages that are really there are added up and must equal the
+plan. The workspace is measured through PyTorch's own report of each allocation.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -79,7 +80,7 @@ class Watch:
         self._seen: list[int] = []
         self.events: list[tuple[int, int]] = []  # nanoseconds, bytes taken (negative: given back)
 
-    def look(self, _op: int, live: Sequence[torch.Tensor] | None = None) -> None:
+    def look(self, _op: int, live: Sequence[torch.Tensor] | None = None, _made: Sequence[torch.Tensor] = ()) -> None:
         if live is None:
             self._starts.append(time.time_ns())
         else:
@@ -155,16 +156,39 @@ class Watch:
 def trace(graph: Graph, plan: Plan) -> Iterator[Watch]:
     """Watch the step that runs in the block."""
     watch = Watch(graph, plan)
+    with allocations() as events:
+        yield watch
+    watch.events = events
+
+
+def allocated_peak(work: Callable[[], object]) -> int:
+    """Run `work` once: the most bytes that PyTorch's CPU allocator had served at one time, above what it had before.
+
+    Counts every allocation, of plain PyTorch as of a captured step: tensors, gradients and the workspace of kernels.
+    """
+    with allocations() as events:
+        work()
+    held = most = 0
+    for _, n_bytes in events:
+        held += n_bytes
+        most = max(most, held)
+    return most
+
+
+@contextlib.contextmanager
+def allocations() -> Iterator[list[tuple[int, int]]]:
+    """Every allocation of PyTorch's CPU allocator in the block, filled in at its end: (nanoseconds, bytes taken)."""
+    events: list[tuple[int, int]] = []
     profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
     with _quiet():
         profile.__enter__()
     try:
-        yield watch
+        yield events
     finally:
         with _quiet():
             profile.__exit__(None, None, None)
-    events = profile.kineto_results.events()
-    watch.events = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    reported: Any = profile.kineto_results
+    events += sorted((e.start_ns(), e.nbytes()) for e in reported.events() if e.name() == "[memory]")
 
 
 @contextlib.contextmanager

@@ -1,19 +1,19 @@
 """A training step that one calls: `loss = step(x, y)` trains the model in place.
 
 In:  a model, a loss, an optimizer: ordinary PyTorch objects, and they stay so.
-Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and optimizer state hold what plain PyTorch would
-     hold. A call that raises has changed nothing.
+Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and optimizer state hold what plain PyTorch
+     would hold. A call that raises has changed nothing.
 
-What a graph depends on is looked at before each call: shapes of the batch, training flags, plain attributes of the modules
-and variables of the loss, the structure of the optimizer. When one of them has changed the step captures again; the last,
-smaller batch of an epoch is such a case.
+What a graph depends on is looked at before each call: shapes of the batch, training flags, plain attributes of the
+modules and variables of the loss, the structure of the optimizer. When one of them has changed the step captures
+again; the last, smaller batch of an epoch is such a case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -25,9 +25,10 @@ from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Exact, Plan
-from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 
+T = TypeVar("T")
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
 
@@ -62,10 +63,10 @@ def prepare(
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
-    memory_format: "auto" runs image batches channels-last where that is faster (convolutions on a CPU); the numbers then
-    differ from those of plain PyTorch by rounding. "preserve" takes batches as they come and is bitwise for SGD.
-    check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
-    unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
+    memory_format: "auto" runs image batches channels-last where that is faster (convolutions on a CPU); the numbers
+    then differ from those of plain PyTorch by rounding. "preserve" takes batches as they come and is bitwise for SGD.
+    check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite. unused:
+    "freeze" accepts parameters of the optimizer that the loss does not reach.
     """
     for name, value in (("memory", memory), ("process_memory", process_memory)):
         if value is not None:
@@ -93,17 +94,18 @@ class Step:
         self._model, self._loss, self._optimizer, self._options = model, loss, optimizer, options
         self._variants: dict[Any, _Variant] = {}
         self._last: CompiledStep | None = None
+        self._channels_last = True  # until a kernel shows that it does not keep that layout
 
     def __call__(self, *batch: Any) -> torch.Tensor:
-        return self.compiled(*batch)(*batch)
+        return self._try(batch, lambda step: step(*batch))
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name; nothing is changed."""
-        return self.compiled(*batch).gradients(*batch)
+        return self._try(batch, lambda step: step.gradients(*batch))
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """Run one step under observation and take it back: the bytes held at each op, what is alive at the peak."""
-        return self.compiled(*batch).trace_memory(*batch)
+        return self._try(batch, lambda step: step.trace_memory(*batch))
 
     @property
     def plan(self) -> Plan:
@@ -137,6 +139,17 @@ class Step:
         self._last = variant.step
         return variant.step
 
+    def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep], T]) -> T:
+        """Where kernels do not keep a batch channels-last (a single pixel), the layout is given up."""
+        try:
+            return work(self.compiled(*batch))
+        except LayoutMismatch:
+            if self._options.memory_format != "auto" or not self._channels_last:
+                raise
+        self._channels_last = False
+        self._variants.clear()
+        return work(self.compiled(*batch))
+
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
             tuple((t.shape, t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch),
@@ -159,9 +172,7 @@ class Step:
         )
         plan = keep_all(captured.graph, exact=self._exact(memory_format))
         check = self._options.check_finite
-        step = CompiledStep(
-            captured.graph, plan, self._model, self._optimizer, captured.externals, check_finite=check
-        )
+        step = CompiledStep(captured.graph, plan, self._model, self._optimizer, captured.externals, check_finite=check)
         return _Variant(step, captured)
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:
@@ -169,10 +180,15 @@ class Step:
             return self._options.memory_format
         # oneDNN runs convolutions of these types, and channels-last without reordering every activation.
         fast = any(
-            isinstance(t, torch.Tensor) and t.dim() == 4 and t.dtype in _ONEDNN and t.device.type == "cpu" for t in batch
+            isinstance(t, torch.Tensor)
+            and t.dim() == 4
+            and t.shape[1] > 1
+            and t.dtype in _ONEDNN
+            and t.device.type == "cpu"
+            for t in batch
         )
         convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in self._model.modules())
-        return "channels_last" if fast and convolves else "preserve"
+        return "channels_last" if fast and convolves and self._channels_last else "preserve"
 
     def _exact(self, memory_format: MemoryFormat) -> Exact:
         # A captured LSTM runs gate by gate; plain PyTorch has a fused kernel for these types that rounds otherwise.

@@ -291,12 +291,16 @@ class _Loop:
         self._check_same("seed", state.seed, config.seed)
         checkpoints.restore(found, self.model, self.optimizer)
         self.step, self.samples = state.step, state.epoch * state.length + state.offset
-        self.evaluation = Evaluation(**state.evaluation) if state.evaluation else None
         self.saved = found.path
+        try:
+            first_batch = int(state.scheduler["first_batch"])
+            self.evaluation = Evaluation(**state.evaluation) if state.evaluation else None
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(f"The checkpoint {found.path} was not written by the trainer.") from error
         self.messages.append(f"Resumed from step {state.step} ({found.path}).")
         if state.batch != config.batch:
             self.messages.append(f"The batch size is {config.batch} from here on; it was {state.batch}.")
-        return int(state.scheduler["first_batch"])
+        return first_batch
 
     def _check_same(self, what: str, before: int, now: int) -> None:
         if before != now:
@@ -413,7 +417,9 @@ class _Loop:
 
     def _log(self, event: str, **values: float | None) -> None:
         position = {"event": event, "step": self.step, "epoch": self.epoch, "samples": self.samples}
-        line = {**position, "lr": self.lr, "memory_bytes": _process_bytes("VmRSS"), **values}
+        if "memory_bytes" not in values:
+            values["memory_bytes"] = _process_bytes("VmRSS")
+        line = {**position, "lr": self.lr, **values}
         text = json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False)
         with explained(self.trainer.folder.metrics_file), open(self.trainer.folder.metrics_file, "ab") as out:
             out.write(text.encode() + b"\n")
@@ -423,11 +429,10 @@ class _Loop:
         self.trainer.on_progress(replace(progress, **values))
 
     def summary(self, record: Record) -> dict[str, Value]:
-        """What goes into the record, beside what was there."""
+        """What goes into the record; what was there stays where this process, resumed, learned nothing new."""
         evaluation = self.evaluation
         rate = self.trained_samples / self.trained_s if self.trained_s else None
-        return {
-            **record.summary,
+        values = {
             "steps": Value(self.step, "steps", "measured"),
             "samples": Value(self.samples, "samples", "measured"),
             "train_loss": _value(self.loss, "", "measured"),
@@ -436,6 +441,8 @@ class _Loop:
             "samples_per_s": _value(rate, "samples/s", "derived"),
             "peak_resident_bytes": _value(_process_bytes("VmHWM"), "bytes", "measured"),
         }
+        known = {name: value for name, value in values.items() if value.origin != "unavailable"}
+        return {**values, **record.summary, **known}
 
 
 # The data and the learning rate, by position
@@ -554,7 +561,7 @@ def _cut(file: Path, step: int) -> None:
         lines.truncate(kept_bytes)
         lines.flush()
         os.fsync(lines.fileno())
-    sync(file.parent)
+        sync(file.parent)
 
 
 def _line_step(line: bytes) -> int | None:

@@ -1,9 +1,9 @@
 """All or nothing: what a step changed, so that a step that fails can be taken back.
 
-A step changes running statistics in the forward pass and parameters during the backward pass, long before it is over. Before
-each change the old value is noted here; if anything raises, `take_back` puts all of it back, bit for bit. Where a plan makes
-its updates together at the end, nothing is copied for them: they cannot fail for lack of memory, and Ctrl-C is held
-back until they are through.
+A step changes running statistics in the forward pass and parameters during the backward pass, long before it is over.
+Before each change the old value is noted here; if anything raises, `take_back` puts all of it back, bit for bit.
+Where a plan makes its updates together at the end, nothing is copied for them: they cannot fail for lack of memory,
+and Ctrl-C is held back until they are through.
 """
 
 from __future__ import annotations

@@ -206,9 +206,9 @@ def _plain_kernels() -> Iterator[None]:
 
     The counter knows neither the CPU's fused attention nor oneDNN's LSTM, and would count them as nothing.
     """
-    enabled, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)  # type: ignore[no-untyped-call]
+    enabled, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)  # type: ignore[no-untyped-call]
+        torch.backends.mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)

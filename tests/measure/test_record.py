@@ -188,15 +188,6 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_reading_records_does_not_need_torch(tmp_path: Path, record: Record) -> None:
-    RunFolder.create(tmp_path).save(record)
-    program = (
-        "import sys, pathlib; from edgetrain.measure.record import RunFolder;"
-        "RunFolder(pathlib.Path(sys.argv[1])).load(); sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
-
-
 def _altered(path: Path, record: Record, **changes: Any) -> RunFolder:
     """A run folder whose record has these fields, written without any check."""
     folder = RunFolder.create(path / "altered")

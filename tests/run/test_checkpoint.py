@@ -93,7 +93,7 @@ def trained(make: Callable[[nn.Module], Optimizer] = adam, seed: int = 0) -> tup
 def train_one(model: Odd, optimizer: Optimizer) -> None:
     optimizer.zero_grad()
     loss = model.loss()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
 
 
@@ -189,6 +189,25 @@ def test_rng_preserved() -> None:
     with rng_preserved():
         inside = (torch.rand(1).item(), random.random(), np.random.rand())
     assert (torch.rand(1).item(), random.random(), np.random.rand()) == inside
+
+
+def test_the_generators_of_an_accelerator_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replayed: what torch.cuda would be asked and told on a machine with two of them, then on one with one."""
+    states = [torch.arange(16, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)]
+    told: list[Tensor] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    save(tmp_path, model, optimizer, STATE)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", told.extend)
+    found, _ = latest(tmp_path)
+    assert found is not None
+    restore(found, model, optimizer)
+    assert len(told) == 1
+    assert torch.equal(told[0], states[0])
 
 
 # Refusing what is not whole

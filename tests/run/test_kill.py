@@ -56,7 +56,7 @@ def train(folder: str, started: Connection, suicide: int | None = None) -> None:
     def step(points: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(points), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 

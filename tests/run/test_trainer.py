@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, Value, new_record
-from edgetrain.run.checkpoint import latest
+from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.trainer import Progress, Schedule, Step, TrainConfig, Trainer, TrainResult, sample_numbers
 
 CONFIG = TrainConfig(epochs=3, batch=8, lr=0.01, schedule="cosine", warmup_steps=4, checkpoint_every_steps=4)
@@ -69,7 +69,7 @@ def eager(model: nn.Module, optimizer: Optimizer) -> Step:
     def step(points: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(points), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 
@@ -205,6 +205,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, through: Run) -> 
     assert second.evaluation == result.evaluation
     assert_same(first, again)
     assert again.metrics(without=("resume",)) == through.metrics()
+    assert again.folder.load().summary["train_loss"] == Value(result.loss, "", "measured")
 
 
 def test_a_crash_loses_only_what_came_after_the_checkpoint(tmp_path: Path, through: Run) -> None:
@@ -286,6 +287,14 @@ def test_other_settings_are_refused_or_told(tmp_path: Path) -> None:
     result = Run(tmp_path, replace(CONFIG, lr=0.005, epochs=4), resume=True)()
     assert "The learning rate is 0.005 from here on; it was 0.01." in result.messages
     assert result.epoch == 4
+
+
+def test_a_checkpoint_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, resume=True)
+    state = State(1, 0, 8, 50, 8, 0, scheduler={}, evaluation=None, metadata={})
+    save(run.folder.checkpoints, run.model, run.optimizer, state)
+    with pytest.raises(UserError, match="not written by the trainer"):
+        run()
 
 
 @pytest.mark.parametrize("kind", ["loss", "weight"])

@@ -1,0 +1,41 @@
+# Two commands: `make demo` and `make test`. Both set up .venv by themselves.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test soak bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/edgetrain demo
+
+test: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+# What takes longer than CI may: hundreds of kills, thousands of random programs. The result is kept and names the commit.
+soak: $(VENV)/.test
+	$(BIN)/python benchmarks/soak.py
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable '.[test]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "edgetrain needs Python 3.11 or newer; say which: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || sh ./install-system-package python3-venv
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,64 @@
+"""`edgetrain graph`: a captured training step as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from edgetrain.cli.models_and_data import build_alone, choose
+from edgetrain.cli.output import Json, notes, print_json
+from edgetrain.errors import UserError
+from edgetrain.graph.capture import capture, capture_inference
+from edgetrain.graph.ir import Graph, to_json
+from edgetrain.graph.show import show, summary
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def graph(
+    model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
+    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,
+    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
+    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
+    inference: Annotated[
+        bool, typer.Option("--inference", help="The prediction in eval mode, not a training step.")
+    ] = False,
+    views: Annotated[bool, typer.Option("--views", help="List views too, which compute nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Save the graph to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what one training step does, op by op: forward, backward and update.
+
+    Example: edgetrain graph lenet --batch 4
+    """
+    if optimizer not in OPTIMIZERS:
+        raise UserError(f"there is no optimizer {optimizer!r}", expected=", ".join(OPTIMIZERS))
+    chosen = choose(model)
+    net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
+    captured: Graph
+    if inference:
+        captured = capture_inference(net, example[:1])
+    else:
+        settings = {"momentum": 0.9} if optimizer == "sgd" else {}
+        captured = capture(net, task.loss, OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings), example)
+    if out is not None:
+        _save(captured, out)
+    if json:
+        print_json(to_json(captured))
+    elif out is None:
+        print(show(captured, views=views))
+    else:
+        print("\n".join(summary(captured)))
+
+
+def _save(captured: Graph, out: Path) -> None:
+    try:
+        captured.save(out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written", received=str(error)) from error
+    notes.print(f"saved to {out}")

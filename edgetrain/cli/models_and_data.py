@@ -1,0 +1,126 @@
+"""From the words of a command line to a model, its task and its data.
+
+A model is a name from the zoo or `path/to/file.py:function`, called with `classes=`. Data is a name or a path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgetrain import zoo
+from edgetrain.errors import UserError
+from edgetrain.zoo import datasets
+from edgetrain.zoo.datasets import Data
+from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, Task
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a command works on. `entry` is None for a model of the user's own."""
+
+    name: str
+    entry: zoo.ZooModel | None
+    build: Callable[..., nn.Module]
+
+
+def choose(model: str) -> Chosen:
+    """Find the model; nothing is built yet."""
+    path, colon, function = model.rpartition(":")
+    if colon and path.endswith(".py"):
+        return Chosen(model, None, _function(Path(path), function))
+    if model.endswith(".py"):
+        raise UserError(
+            f"{model} names a file, but no function in it", expected="file.py:function", next_step=f"try {model}:build"
+        )
+    entry = zoo.get(model)
+    return Chosen(model, entry, entry.build)
+
+
+def load_data(chosen: Chosen, spec: str, *, input_size: int | None, seed: int) -> Data:
+    """The data in the shape that the model wants."""
+    if chosen.entry is None:
+        return datasets.load(spec, input_size=input_size, seed=seed)
+    entry = chosen.entry
+    if entry.vocabulary:
+        raise UserError(
+            f"{entry.name} reads token numbers, and no data set here gives any",
+            next_step="train it from Python with et.prepare and batches of your own",
+        )
+    folder = Path(spec).is_dir() and any(child.is_dir() for child in Path(spec).iterdir())
+    size = input_size or (entry.input_size if folder else None)
+    data = datasets.load(spec, input_size=size, channels=entry.channels or None, sequence=entry.input_size, seed=seed)
+    wanted = "characters" if entry.task is NEXT_CHARACTER else "images"
+    if data.kind != wanted:
+        raise UserError(
+            f"{entry.name} trains on {wanted}, {spec} holds {data.kind}",
+            next_step="choose another model (`edgetrain models`) or other data",
+        )
+    return data
+
+
+def build_for(chosen: Chosen, data: Data, *, width: float | None) -> tuple[nn.Module, Task]:
+    """The model with as many outputs as the data has classes."""
+    if chosen.entry is None:
+        if width is not None:
+            raise UserError("--width is for models of the zoo", next_step="give your own function a width of its own")
+        task = NEXT_CHARACTER if data.kind == "characters" else CLASSIFY
+        return _call(chosen, classes=len(data.classes)), task
+    entry = chosen.entry
+    classes = len(data.classes) if entry.classes else None
+    size = data.shape[-1] if data.kind == "images" else None
+    return zoo.build(entry.name, classes=classes, input_size=size, width=width), entry.task
+
+
+def build_alone(
+    chosen: Chosen, *, classes: int | None, input_size: int | None, width: float | None, batch: int
+) -> tuple[nn.Module, Task, tuple[torch.Tensor, ...]]:
+    """The model without data, its task, and a random batch."""
+    if chosen.entry is not None:
+        entry = chosen.entry
+        model = zoo.build(entry.name, classes=classes, input_size=input_size, width=width)
+        return model, entry.task, entry.example(batch, classes=classes, input_size=input_size)
+    model = _call(chosen, classes=classes or 10)
+    side = input_size or 224
+    images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
+    return model, CLASSIFY, (images, torch.zeros(batch, dtype=torch.int64))
+
+
+def _call(chosen: Chosen, **arguments: Any) -> nn.Module:
+    try:
+        model = chosen.build(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{chosen.name} could not be called with classes={arguments['classes']}", received=str(error),
+            expected="def function(classes): … that returns an nn.Module",
+        ) from error  # fmt: skip
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{chosen.name} returned no nn.Module", received=type(model).__name__)
+    return model
+
+
+def _function(path: Path, name: str) -> Callable[..., nn.Module]:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", next_step="write file.py:function with a path from here")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))  # its own imports of files beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} could not be imported", received=f"{type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == path.stem]
+        raise UserError(f"{path} has no function {name}", expected=", ".join(names) or "a function that builds a model")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,22 @@
+"""What every command shares: where text goes, and how errors end.
+
+Results go to standard output, everything else to standard error. With `--json` standard output is one JSON object and
+nothing else. Exit codes: 0 done, 1 a failure that was explained, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+notes = Console(stderr=True, highlight=False)
+results = Console(highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,232 @@
+"""`edgetrain train`: from a model and data to a trained model in a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_text
+import math
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import nn
+
+from edgetrain.cli.graph import OPTIMIZERS
+from edgetrain.cli.models_and_data import build_for, choose, load_data
+from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.errors import UserError
+from edgetrain.measure.record import RunFolder, default_path, read_json, write_atomic
+from edgetrain.plan.budget import show_bytes
+from edgetrain.run.step import prepare
+from edgetrain.run.trainer import Progress as TrainProgress
+from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult
+from edgetrain.run.weights import load_weights
+from edgetrain.zoo.datasets import Data
+from edgetrain.zoo.tasks import Task
+
+# What a resumed run must share with the run that it continues.
+_SAME = ("model", "data", "input_size", "width", "optimizer", "seed")
+
+
+def train(
+    model: Annotated[str, typer.Argument(help="A name from the zoo (`edgetrain models`), or file.py:function.")],
+    data: Annotated[
+        str, typer.Option(help="digits, a folder of images by class, idx or CIFAR-10 files, or a text file.")
+    ] = "digits",
+    epochs: Annotated[int, typer.Option(help="Passes over the training data.", min=1)] = 5,
+    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 32,
+    lr: Annotated[float, typer.Option(help="Learning rate at its highest.", min=0)] = 0.05,
+    seed: Annotated[int, typer.Option(help="Seed of initial weights, data order and dropout.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/train-DATE-TIME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    momentum: Annotated[float, typer.Option(help="Momentum of sgd.", min=0, max=1)] = 0.9,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.", min=0)] = 1e-4,
+    schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, cosine or step.")] = "cosine",
+    warmup_steps: Annotated[int, typer.Option(help="Steps over which the learning rate rises.", min=0)] = 0,
+    weights: Annotated[Path | None, typer.Option(help="Start from these weights: safetensors or a state dict.")] = None,
+    resize_head: Annotated[
+        bool, typer.Option("--resize-head", help="Let --weights have another number of classes.")
+    ] = False,
+    input_size: Annotated[int | None, typer.Option(help="Side that images are resized to.", min=1)] = None,
+    width: Annotated[float | None, typer.Option(help="Width multiplier of a zoo model.")] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps from one checkpoint to the next; 0: at the end only.")
+    ] = 200,
+    eval_every: Annotated[int, typer.Option(help="Epochs from one evaluation to the next.", min=1)] = 1,
+    memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
+    process_memory: Annotated[str | None, typer.Option(help="Budget for the process, such as 700MB.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that kernels may use.", min=1)] = None,
+    on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
+    json: Json = False,
+) -> None:
+    """Train a model, with evaluation, checkpoints and a run folder that can be resumed.
+
+    Example: edgetrain train lenet --data digits --epochs 5 --out runs/first
+    """
+    given = {k: (str(v) if isinstance(v, Path) else v) for k, v in locals().items() if k not in ("json", "resume")}
+    if resume and out is None:
+        raise UserError(
+            "--resume needs the run folder", next_step="add --out DIR with the folder of the run to continue"
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = TrainConfig(
+        epochs=epochs, batch=batch, lr=lr, seed=seed, schedule=schedule, warmup_steps=warmup_steps,  # type: ignore[arg-type]
+        eval_every=eval_every, checkpoint_every_steps=checkpoint_every,
+    )  # fmt: skip
+    place = _place(on)
+    chosen = choose(model)
+    loaded = load_data(chosen, data, input_size=input_size, seed=seed)
+    torch.manual_seed(seed)
+    net, task = build_for(chosen, loaded, width=width)
+    if weights is not None and not resume:
+        for message in load_weights(net, weights, resize_head=resize_head):
+            notes.print(message)
+    net.to(place)
+    folder = _folder(out, given, resume)
+    result = _run(
+        folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
+        memory=memory, process_memory=process_memory, resume=resume, given=given,
+    )  # fmt: skip
+    _tell(result, folder, given, json)
+
+
+def _place(on: str) -> torch.device:
+    if on not in ("cpu", "cuda"):
+        raise UserError(f"--on {on} is not a place to run", expected="cpu or cuda")
+    if on == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here", received=f"torch {torch.__version__}", next_step="use --on cpu")
+    return torch.device(on)
+
+
+def _optimizer(net: nn.Module, name: str, lr: float, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+    if name not in OPTIMIZERS:
+        raise UserError(f"there is no optimizer {name!r}", expected=", ".join(OPTIMIZERS))
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    return OPTIMIZERS[name](parameters, lr=lr, weight_decay=weight_decay)  # type: ignore[no-any-return]
+
+
+def _folder(out: Path | None, given: dict[str, Any], resume: bool) -> RunFolder:
+    folder = RunFolder.create(out or default_path("train"))
+    file = folder.path / "config.json"
+    if resume and file.exists():
+        before = read_json(file).values
+        for key in _SAME:
+            if before.get(key) != given[key]:
+                raise UserError(
+                    f"{folder.path} holds a run with another --{key.replace('_', '-')}",
+                    expected=f"{before.get(key)}, as in the run so far",
+                    received=str(given[key]),
+                    next_step="resume with the settings of that run, or start a new one in another folder",
+                )
+    given["out"] = str(folder.path)
+    write_atomic(file, json_text.dumps(given, indent=2).encode())
+    return folder
+
+
+def _run(
+    folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
+    optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
+    resume: bool, given: dict[str, Any],
+) -> TrainResult:  # fmt: skip
+    net.train()
+    first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
+    if len(first[0]) < config.batch:
+        first = _to(data.train.batch(torch.arange(config.batch) % len(data.train)), place)
+
+    def make_step() -> Any:
+        step = prepare(net, task.loss, optimizer, first, memory=memory, process_memory=process_memory)
+        notes.print(f"step: {step.plan}")
+        return lambda *batch: step(*_to(batch, place))
+
+    def evaluate(model: nn.Module, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        batch = _to(batch, place)
+        count = batch[1].numel()
+        output = model(batch[0])
+        correct = task.accuracy(output, *batch) if task.accuracy else torch.zeros(())
+        return task.loss(lambda _: output, *batch) * count, correct, count
+
+    with _bar(task) as watch:
+        trainer = Trainer(config, folder, on_progress=watch)
+        return trainer.run(
+            net,
+            optimizer,
+            make_step,
+            data.train,
+            data.test,
+            evaluate,
+            resume=resume,
+            metadata={"model": given["model"]},
+        )
+
+
+def _to(batch: tuple[torch.Tensor, ...], place: torch.device) -> tuple[torch.Tensor, ...]:
+    return tuple(t.to(place) for t in batch)
+
+
+@contextmanager
+def _bar(task: Task) -> Iterator[Any]:
+    """Draws `Progress` as a bar on standard error: loss, accuracy of the last evaluation, samples/s, memory."""
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    shown = {"loss": "", "accuracy": "", "rate": "", "memory": ""}
+    with Progress(*columns, console=notes) as progress:
+        line: TaskID = progress.add_task("", total=1, epoch="", text="starting")
+
+        def watch(p: TrainProgress) -> None:
+            if p.phase == "train":
+                shown["loss"] = f"loss {p.loss:.4f}"
+                shown["rate"] = f"{p.samples_per_s:,.0f} samples/s" if p.samples_per_s else ""
+                shown["memory"] = show_bytes(p.memory_bytes) if p.memory_bytes else ""
+                progress.update(line, completed=p.done, total=p.total)
+            elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
+                shown["accuracy"] = f"accuracy {100 * p.accuracy:.2f} %"
+            epoch = f"{min(p.epoch + 1, p.epochs)}/{p.epochs}"
+            progress.update(line, epoch=epoch, text="  ".join(t for t in shown.values() if t))
+
+        yield watch
+
+
+def _tell(result: TrainResult, folder: RunFolder, given: dict[str, Any], json: bool) -> None:
+    for message in result.messages:
+        notes.print(message)
+    evaluation = result.evaluation
+    has_accuracy = evaluation is not None and not math.isnan(evaluation.accuracy)
+    if json:
+        summary = dataclasses.asdict(result) | {"checkpoint": str(result.checkpoint), "run": str(folder.path)}
+        print_json(summary)
+    else:
+        table = Table(box=None, show_header=False)
+        table.add_row("status", result.status)
+        table.add_row("steps", f"{result.step:,} ({result.samples:,} samples)")
+        if result.loss is not None:
+            table.add_row("training loss", f"{result.loss:.4f}")
+        if evaluation is not None and has_accuracy:
+            table.add_row("test accuracy", f"{100 * evaluation.accuracy:.2f} % of {evaluation.count:,}")
+        if evaluation is not None and evaluation.loss is not None:
+            table.add_row("test loss", f"{evaluation.loss:.4f}")
+        table.add_row("run folder", str(folder.path))
+        results.print(table)
+    if result.status == "stopped":
+        notes.print(f"stopped; go on with:\n  {_resume_command(given)}", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _resume_command(given: dict[str, Any]) -> str:
+    words = ["edgetrain", "train", str(given["model"])]
+    for key, value in given.items():
+        if key in ("model", "weights", "resize_head") or value is None or value is False:
+            continue
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    return shlex.join([*words, "--resume"])

@@ -1,0 +1,32 @@
+"""Settings of all tests: a graph cache of their own, few threads, and the helpers of `graph/` within reach.
+
+`tests/graph/plain.py` (the same training in plain PyTorch) and `tests/graph/nets.py` (small nets of every kind) are
+read by the tests of several folders.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "graph"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody's graphs are found, and none is left behind."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("EDGETRAIN_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, before))
+    yield
+    torch.set_num_threads(before)
