@@ -11,11 +11,15 @@ statistics of a batch norm, excepted).
 
 from __future__ import annotations
 
+import copy
+import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -245,37 +249,37 @@ class _Capture:
     @contextmanager
     def _recording(self) -> Iterator[None]:
         """Record; put the model's attributes back; turn whatever goes wrong into an error that names the module."""
-        snapshot = {
-            id(m): (m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in self.walk.modules.values()
-        }
+        mutable = [vars(m) for m in self.walk.modules.values()]
+        mutable += [held for attributes in mutable for held in attributes.values()] + self.walk.containers
+        before = [(held, copy.copy(held)) for held in mutable if type(held) in (list, dict, set, OrderedDict)]
         try:
             # oneDNN's recurrent layer hides a workspace whose size only a run can tell; its parts do not.
-            with _without_onednn(), self.recorder.active():
+            with _without_onednn(), _no_other_randomness(), _empty_autocast_cache(), self.recorder.active():
                 yield
-            stored = self._stored_tensors(snapshot)
+            stored = self._stored_tensors()
         except EdgetrainError:
             raise
         except Exception as error:
             raise _explain(error, self.recorder.module, type(self.model).__name__) from error
         finally:
-            for module, attributes, parameters, buffers in snapshot.values():
-                vars(module).clear()
-                vars(module).update(attributes)
-                module._parameters.clear()
-                module._parameters.update(parameters)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+            for held, copied in before:
+                _put_back(held, copied)
         if stored:
             raise stored
 
-    def _stored_tensors(self, snapshot: Mapping[int, Any]) -> UserError | None:
-        for module, attributes, _, buffers in snapshot.values():
+    def _stored_tensors(self) -> UserError | None:
+        for module in self.walk.modules.values():
             for key, value in vars(module).items():
-                if value is not attributes.get(key) and any(isinstance(t, FakeTensor) for t in _tensors(value)):
+                if key not in ("_parameters", "_buffers") and any(isinstance(t, FakeTensor) for t in _tensors(value)):
                     return self._storing(module, key, "is no buffer")
             for key, value in module._buffers.items():
-                if isinstance(value, FakeTensor) and value is not buffers.get(key):
+                if isinstance(value, FakeTensor):
                     return self._storing(module, key, "is replaced by a new tensor")
+        if any(isinstance(t, FakeTensor) for held in self.walk.containers for t in _tensors(held)):
+            return UserError(
+                "the loss keeps a tensor in a list or dict of its own, which a captured step could not do",
+                next_step="return what is to be seen, or compute it in plain PyTorch beside the step",
+            )
         return None
 
     def _storing(self, module: nn.Module, key: str, what: str) -> UserError:
@@ -364,6 +368,46 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _put_back(held: Any, before: Any) -> None:
+    if isinstance(held, list):
+        held[:] = before
+    else:
+        held.clear()
+        held.update(before)
+
+
+@contextmanager
+def _no_other_randomness() -> Iterator[None]:
+    """Numbers that Python or NumPy draws would be captured once and then be the same in every step."""
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+        drawn = "random" if random.getstate() != python else ""
+        drawn = drawn or ("numpy.random" if not _same_state(np.random.get_state(legacy=False), arrays) else "")
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+    if drawn:
+        raise UserError(
+            f"the model or the loss draws numbers from {drawn}, which a captured step would not draw again",
+            next_step="draw them with torch (torch.rand), without deciding by their values in Python",
+        )
+
+
+@contextmanager
+def _empty_autocast_cache() -> Iterator[None]:
+    """Inside an autocast block of the caller's, neither we may meet weights that it cast before nor it those we did."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+def _same_state(a: Any, b: Any) -> bool:
+    return bool(a["state"]["pos"] == b["state"]["pos"]) and np.array_equal(a["state"]["key"], b["state"]["key"])
 
 
 def _check_loss(value: Any) -> torch.Tensor:

@@ -18,6 +18,7 @@ import importlib.metadata
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,12 @@ class Walk:
         self.reason: str | None = None
         self.tensors: dict[int, str] = {}  # id → path, the first one found
         self.modules: dict[str, nn.Module] = {}
-        # Plain values that were hashed and that a program may change between steps: where each stands, and what it was.
-        self.settings: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.containers: list[Any] = []  # the lists, dicts and sets on the way
+        # What a program may set to something else between steps: where each value stands, and what it was.
+        self.settings: list[tuple[Any, Any, Any]] = []
         self.cells: list[tuple[types.CellType, Any]] = []
+        self.hooks: list[tuple[Any, int]] = []
+        self._paths: set[str] = set()
 
     @property
     def digest(self) -> str | None:
@@ -66,26 +70,44 @@ class Walk:
 
     def _add_new(self, value: Any, path: str) -> None:
         if isinstance(value, torch.Tensor):
-            self.tensors[id(value)] = path
+            self.tensors[id(value)] = self._path_of_its_own(path)
             shape = (tuple(value.shape), value.stride() if value.layout == torch.strided else None)
             self._put("tensor", *shape, value.dtype, value.device, value.requires_grad, type(value).__name__)
         elif isinstance(value, nn.Module):
             self._add_module(value, path)
         elif isinstance(value, np.ndarray):
             self._put("array", value.shape, value.dtype.str, hashlib.sha256(value.tobytes()).hexdigest())
-        elif isinstance(value, dict | types.MappingProxyType):
-            self._put("dict", type(value).__qualname__, len(value))
-            for key, item in value.items():
-                self.add(key, path)
-                self.add(item, f"{path}.{key}")
-        elif isinstance(value, list | tuple):
-            self._put("list", type(value).__qualname__, len(value))
-            for number, item in enumerate(value):
-                self.add(item, f"{path}.{number}")
+        elif isinstance(value, dict | types.MappingProxyType | list | tuple):
+            self._add_container(value, path)
         elif isinstance(value, set | frozenset):
+            self.containers.append(value)
             self._add_set(value, path)
         else:
             self._add_code_or_object(value, path)
+
+    def _path_of_its_own(self, path: str) -> str:
+        """Variables of two functions may have one name; a tensor is found again by its path, so no two share one."""
+        own, number = path, 1
+        while own in self._paths:
+            number += 1
+            own = f"{path}~{number}"
+        self._paths.add(own)
+        return own
+
+    def _add_container(self, value: Any, path: str) -> None:
+        self._put("container", type(value).__qualname__, len(value))
+        items = enumerate(value) if isinstance(value, list | tuple) else value.items()
+        for key, item in items:
+            if isinstance(value, list | dict):
+                self._watch(value, key, item)
+            self.add(key, path)
+            self.add(item, f"{path}.{key}")
+        if isinstance(value, list | dict):
+            self.containers.append(value)
+        if type(value).__module__ not in ("builtins", "collections"):
+            self._put("subclass")
+            self.add(type(value), path)
+            self._add_attributes(value, path)
 
     def _add_set(self, value: Iterable[Any], path: str) -> None:
         items = sorted(value, key=repr)
@@ -107,6 +129,7 @@ class Walk:
             self._add_python_module(value, path)
         elif isinstance(value, enum.Enum):
             self._put("enum", type(value).__qualname__, value.name)
+            self.add(value.value, path)
         elif isinstance(value, types.FunctionType):
             self._add_function(value, path)
         elif isinstance(value, type):
@@ -120,6 +143,9 @@ class Walk:
             self._put("builtin", getattr(value, "__module__", ""), value.__qualname__)
         elif isinstance(value, types.CodeType):
             self._add_bytecode(value, path)
+        elif isinstance(value, weakref.ReferenceType):  # recurrent layers hold their weights this way too
+            self._put("reference")
+            self.add(value(), path)
         else:
             self._add_instance(value, path)
 
@@ -134,20 +160,31 @@ class Walk:
                 if nested:
                     for name, part in item.items():
                         self._put(name)
+                        if key != "_buffers":  # a step reads buffers anew, whichever they are
+                            self._watch(item, name, part)
                         self.add(part, f"{path}.{name}")
                 else:
                     self._watch(vars(module), key, item)
+                    if key.endswith("_hooks"):
+                        self.hooks.append((item, len(item)))
                     self.add(item, f"{path}.{key}")
 
-    def _watch(self, where: Mapping[str, Any], key: str, value: Any) -> None:
-        if isinstance(value, _PLAIN):
-            self.settings.append((where, key, value))
+    def _watch(self, where: Any, key: Any, value: Any) -> None:
+        self.settings.append((where, key, value))
 
     def changed(self) -> bool:
-        """Has a plain attribute, closure variable or global been set to something else since the walk?"""
-        return any(
-            where.get(key) is not value and where.get(key) != value for where, key, value in self.settings
-        ) or any(cell.cell_contents is not value and cell.cell_contents != value for cell, value in self.cells)
+        """Has an attribute, closure variable, global or item been set to something else since the walk?"""
+        try:
+            return (
+                any(where[key] is not value and _differs(where[key], value) for where, key, value in self.settings)
+                or any(
+                    cell.cell_contents is not value and _differs(cell.cell_contents, value)
+                    for cell, value in self.cells
+                )
+                or any(len(hooks) != number for hooks, number in self.hooks)
+            )
+        except (KeyError, IndexError, ValueError):  # it is gone; a cell that was emptied gives the last of these
+            return True
 
     def _add_function(self, function: types.FunctionType, path: str) -> None:
         package = _installed(function.__module__)
@@ -170,11 +207,12 @@ class Walk:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._put("cell", name)
             try:
-                if isinstance(cell.cell_contents, _PLAIN):
-                    self.cells.append((cell, cell.cell_contents))
-                self.add(cell.cell_contents, name)
+                value = cell.cell_contents
             except ValueError:
                 self._put("empty cell")
+                continue
+            self.cells.append((cell, value))
+            self.add(value, name)
 
     def _add_bytecode(self, code: types.CodeType, path: str) -> None:
         self._put("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags)
@@ -213,11 +251,22 @@ class Walk:
             return
         self._put("object")
         self.add(type(value), path)
-        self.add(dict(attributes or {}), path)
+        self._add_attributes(value, path)
         self.add([getattr(value, s, None) for s in slots if s not in ("__dict__", "__weakref__")], path)
+
+    def _add_attributes(self, value: Any, path: str) -> None:
+        attributes = getattr(value, "__dict__", None)
+        for key, item in attributes.items() if isinstance(attributes, dict) else ():
+            self._put(key)
+            self._watch(attributes, key, item)
+            self.add(item, f"{path}.{key}")
 
     def _refuse(self, path: str, value: Any) -> None:
         self.reason = self.reason or f"{path} is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _differs(now: Any, then: Any) -> bool:
+    return not isinstance(then, _PLAIN) or type(now) is not type(then) or bool(now != then)
 
 
 def _names_in_use(code: types.CodeType) -> list[str]:

@@ -236,13 +236,18 @@ def _value_from_json(data: Any) -> Value:
         if sort == "t":
             return Ref(_int(name))
         if sort == "float":
-            return float(name)
+            return one_nan(float(name))
         if sort not in ("dtype", "memory_format", "layout", "device") or not re.fullmatch(r"[\w:]+", name):
             raise ValueError(f"unknown argument {data!r}")
         return Atom(sort, name)
     if not isinstance(data, bool | int | float | str | None):
         raise ValueError(f"unknown argument {data!r}")
     return data
+
+
+def one_nan(value: float) -> float:
+    """The same number, and every NaN the same object: Python then finds graphs that hold one equal to themselves."""
+    return math.nan if math.isnan(value) else value
 
 
 def _int(value: Any) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from edgetrain.errors import InternalError
-from edgetrain.graph.ir import Atom, Op, Ref, Role, Storage, Tensor, Value, replace_refs
+from edgetrain.graph.ir import Atom, Op, Ref, Role, Storage, Tensor, Value, one_nan, replace_refs
 from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording
 
 aten = torch.ops.aten
@@ -316,7 +316,9 @@ class _Builder:
 
 
 def _plain(value: Any) -> Value:
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float):
+        return one_nan(value)
+    if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, torch.dtype):
         return Atom("dtype", str(value).removeprefix("torch."))

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from edgetrain.errors import InternalError
+from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import Phase
 
 aten = torch.ops.aten
@@ -61,11 +62,25 @@ class Recording:
         return int(self.fakes[tensor].untyped_storage()._cdata)
 
 
+class _ValuesRefused(TorchFunctionMode):
+    """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge."""
+
+    _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self._READERS:
+            name: Any = f"Tensor.{func.__name__}"
+            raise DataDependentOutputException(name)
+        return func(*args, **(kwargs or {}))
+
+
 class Recorder(TorchDispatchMode):
     """Writes down each kernel call. Use it inside its fake mode: `with recorder.active(): …`."""
 
     def __init__(self, modules: Mapping[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
         self.recording = Recording()
         self.phase: Phase = "forward"
@@ -86,7 +101,7 @@ class Recorder(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave)
         try:
-            with self.fake_mode, self:
+            with _ValuesRefused(), self.fake_mode, self:
                 yield
         finally:
             before.remove()
@@ -224,6 +239,12 @@ class Recorder(TorchDispatchMode):
     def _refs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return RawRef(self._number(value))
+        if isinstance(value, torch.Generator):
+            raise UserError(
+                f"module {self.module or 'of the loss'} draws random numbers from a torch.Generator of its own",
+                expected="random numbers of torch's default generator, whose state a step can take back",
+                next_step="leave generator= out, and seed with torch.manual_seed",
+            )
         if isinstance(value, list | tuple):
             return tuple(self._refs(item) for item in value)
         if isinstance(value, dict):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -120,13 +121,14 @@ class CompiledStep:
         inputs = [_laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = dict(zip(self._program.held, (bind() for bind in self._binders), strict=True))
         given = [update.settings(self._kind, group) for group in self._optimizer.param_groups]
-        states, fresh = self._states(program, given)
         undo, interrupt = Undo(random=program.random), HeldInterrupt()
-        if not keep and self.plan.updates == "together":
-            self._note_updated(program, undo)  # such a plan makes no copies of its own for them
+        before: list[tuple[torch.Tensor, update.State | None]] = []
         done = False
         try:
-            with torch.no_grad():
+            states, fresh = self._states(program, given, before)
+            if not keep and self.plan.updates == "together":
+                self._note_updated(program, undo)  # such a plan makes no copies of its own for them
+            with torch.no_grad(), _without_autocast():
                 result = program.run(
                     inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look
                 )
@@ -143,8 +145,11 @@ class CompiledStep:
             if not done:
                 interrupt.hold()
                 undo.take_back()
-                self._drop_states(program, fresh)
+                self._put_back_states(before)
             interrupt.release()
+        if keep:
+            for op in program.updates:
+                self._parameter(op).grad = None
         return result
 
     def _note_updated(self, program: Program, undo: Undo) -> None:
@@ -155,22 +160,36 @@ class CompiledStep:
                 if isinstance(value, torch.Tensor):
                     undo.note(value)
 
-    def _states(self, program: Program, given: list[update.Settings]) -> tuple[list[update.State], list[bool]]:
-        """The optimizer's state of each updated parameter; what is missing is made now, before anything can fail."""
+    def _states(
+        self,
+        program: Program,
+        given: list[update.Settings],
+        before: list[tuple[torch.Tensor, update.State | None]],
+    ) -> tuple[list[update.State], list[bool]]:
+        """The optimizer's state of each updated parameter; what is missing is made now, before anything else can fail.
+
+        What was there is added to `before`.
+        """
         states: list[update.State] = []
         fresh: list[bool] = []
         for op in program.updates:
             parameter = self._parameter(op)
             stateless = self._kind == "sgd" and len(op.args) == 2
+            if not stateless:
+                there = self._optimizer.state.get(parameter)
+                before.append((parameter, None if there is None else dict(there)))
             state: update.State = {} if stateless else self._optimizer.state[parameter]
             states.append(state)
             fresh.append(not stateless and update.make_state(self._kind, parameter, state, given[_place(op)[0]]))
         return states, fresh
 
-    def _drop_states(self, program: Program, fresh: list[bool]) -> None:
-        for op, new in zip(program.updates, fresh, strict=True):
-            if new:
-                self._optimizer.state.pop(self._parameter(op), None)
+    def _put_back_states(self, before: list[tuple[torch.Tensor, update.State | None]]) -> None:
+        for parameter, state in before:
+            if state is None:
+                self._optimizer.state.pop(parameter, None)
+            else:
+                self._optimizer.state[parameter].clear()
+                self._optimizer.state[parameter].update(state)
 
     def _parameter(self, op: Op) -> torch.Tensor:
         group, index = _place(op)
@@ -197,6 +216,19 @@ class CompiledStep:
                 next_step=f"pass it: externals={{{source.path!r}: tensor}}",
             )
         return self._externals[source.path].detach
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """The casts are part of the graph. Called under autocast, kernels would cast again, in regions without it too."""
+    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)
 
 
 def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:

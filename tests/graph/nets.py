@@ -135,7 +135,7 @@ class Ema(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.linear(x)
+        h: Tensor = self.linear(x)
         with torch.no_grad():
             self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
             self.history[1].copy_(self.history[0])
@@ -197,13 +197,13 @@ class Square(torch.autograd.Function):
     """x² with a gradient that autograd would not find: 3x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x: Tensor = ctx.saved_tensors[0]
         return grad * 3 * x
 
 
@@ -211,12 +211,12 @@ class PassesOn(torch.autograd.Function):
     """A product whose gradients are the very tensors that came in."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
         return (a * b).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         return b, a
 
@@ -252,9 +252,29 @@ class Penalty(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().clone().requires_grad_()
-        out = self.net(x)
+        out: Tensor = self.net(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         return out + slope.norm(dim=1, keepdim=True)
+
+
+def times_three_x(x: Tensor) -> Tensor:
+    out: Tensor = Square.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+def scaled_by(factor: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * factor
+
+
+def two_closures() -> Callable[[Tensor], Tensor]:
+    """Two functions whose variables have the same name."""
+    double, triple = scaled_by(torch.tensor(2.0, dtype=F64)), scaled_by(torch.tensor(3.0, dtype=F64))
+    return lambda x: double(x) + triple(x).square()
+
+
+def draw_and_forget(x: Tensor) -> Tensor:
+    torch.rand(3)
+    return x + torch.rand(6, dtype=x.dtype)
 
 
 def add_to_column(x: Tensor) -> Tensor:
@@ -402,6 +422,7 @@ RANDOM = [
     _layer("alpha dropout", lambda: nn.Sequential(nn.Linear(6, 6), nn.SELU(), nn.AlphaDropout(0.4)), (4, 6)),
     _layer("rrelu", lambda: nn.Sequential(nn.Linear(6, 6), nn.RReLU()), (4, 6)),
     _function("noise", noise),
+    _function("numbers drawn for nothing", draw_and_forget),
     _function("noise for a transposed tensor", noise_for_transposed),
     _function("gumbel softmax", lambda x: F.gumbel_softmax(x, tau=0.7)),
 ]
@@ -471,7 +492,8 @@ STRUCTURES = [
     _layer("partly frozen", PartlyFrozen, (6, 4)),
     _layer("buffers changed in place", Ema, (5, 4)),
     _layer("parameter changed in forward", Clamped, (5, 4)),
-    _layer("custom function", lambda: Apply(lambda x: Square.apply(x)), (4, 6)),  # type: ignore[no-any-return, no-untyped-call]
+    _function("custom function", times_three_x),
+    _function("two closures", two_closures()),
     _layer("gradients that are parameters", GradientsArePersistent, (1,)),
     _layer("checkpoint without dropout", Checkpointed, (3, 4)),
     _layer("gradient penalty", Penalty, (3, 4)),

@@ -1,0 +1,42 @@
+"""Keep the memory that a step frees for the next step, in place of handing it back to the system each time.
+
+PyTorch takes CPU memory from the C library's malloc. By default glibc maps every large block anew and unmaps it when
+it is freed, so each step pays a page fault for every 4 KiB that it touches: about 200,000 of them, a third of the
+time, for MobileNetV2 at batch 16. A training step frees and takes the same blocks over and over, so here malloc is
+told to keep them.
+
+It is a setting of the whole process, on glibc only; elsewhere nothing happens. The process holds the peak of a step
+between steps too; `give_back` hands it to the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Tell malloc once. False where the C library cannot be told."""
+    library = _glibc()
+    if library is None:
+        return False
+    # No block is mapped on its own, and the heap is never trimmed (-1 is the largest size).
+    return bool(library.mallopt(_M_MMAP_MAX, 0) and library.mallopt(_M_TRIM_THRESHOLD, -1))
+
+
+def give_back() -> None:
+    """Hand memory that is free now to the system."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None

@@ -1,0 +1,177 @@
+"""The command line as a user meets it: help, results, JSON, mistakes and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgetrain.cli import main
+
+COMMANDS = ("train", "graph", "models", "report", "demo")
+OWN_MODEL = """
+import torch
+from torch import nn
+
+def small(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+def broken(classes):
+    return "no module"
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def go(*words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return Ended(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return go
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
+    ended = run(command, "--help")
+    assert ended.code == 0
+    assert f"Example: edgetrain {command}" in " ".join(ended.out.split())
+
+
+def test_wrong_use_ends_with_2(run: Run) -> None:
+    assert run("train").code == 2
+    assert run("train", "lenet", "--batch", "many").code == 2
+    assert run("no-such-command").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("train", "lnet"), "lenet"),
+        (("train", "lenet", "--data", "nowhere/at/all"), "nowhere/at/all"),
+        (("train", "lenet", "--optimizer", "magic"), "sgd, adam, adamw"),
+        (("train", "lenet", "--memory", "300MB"), "memory is not honoured yet"),
+        (("train", "lenet", "--on", "cuda"), "CUDA" if not torch.cuda.is_available() else ""),
+        (("train", "lenet", "--resume"), "--out"),
+        (("train", "missing.py:build"), "missing.py"),
+        (("train", "char_lstm", "--data", "digits"), "characters"),
+        (("graph", "own.py"), "own.py:build"),
+        (("graph", "own.py:nothing"), "small"),
+        (("graph", "own.py:broken"), "returned no nn.Module"),
+        (("report", "nowhere"), "no run folder"),
+    ],
+)
+def test_a_mistake_is_explained_without_a_traceback(run: Run, words: tuple[str, ...], told: str) -> None:
+    Path("own.py").write_text(OWN_MODEL)
+    ended = run(*words)
+    assert ended.code == 1
+    assert told in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def test_models_lists_the_zoo_as_json(run: Run) -> None:
+    rows = {row["name"]: row for row in run("models", "--json").json["models"]}
+    assert rows["mobilenet_v2"]["parameters"] == 3_504_872
+    assert {"lenet", "resnet50", "bert_small"} <= set(rows)
+
+
+def test_graph_prints_saves_and_reads_back(run: Run) -> None:
+    shown = run("graph", "lenet", "--batch", "2")
+    assert shown.code == 0
+    assert all(phase in shown.out for phase in ("forward", "backward", "update"))
+    run("graph", "lenet", "--batch", "2", "--out", "lenet.json")
+    from edgetrain import Graph
+
+    assert Graph.load("lenet.json").key in shown.out
+    assert "update" not in run("graph", "lenet", "--inference").out
+
+
+def test_train_and_resume_with_json_alone_on_stdout(run: Run) -> None:
+    words = ("train", "lenet", "--data", "digits", "--batch", "50", "--out", "first", "--json")
+    first = run(*words, "--epochs", "1")
+    assert first.code == 0
+    assert first.json["status"] == "finished"
+    record = json.loads(Path("first/record.json").read_text())
+    assert record["status"] == "finished"
+    assert record["schema"] == 1
+    assert {"versions", "machine", "commit", "command", "summary"} <= set(record)
+    again = run(*words, "--epochs", "2", "--resume").json
+    assert again["step"] == 60
+    assert any("Resumed" in message for message in again["messages"])
+    events = [json.loads(line)["event"] for line in Path("first/metrics.jsonl").read_text().splitlines()]
+    assert events.count("train") == 60
+    assert run("report", "first").code == 0
+    assert "<svg" in Path("first/report.html").read_text()
+
+
+def test_resume_refuses_another_model(run: Run) -> None:
+    run("train", "lenet", "--epochs", "1", "--batch", "500", "--out", "first")
+    ended = run("train", "autoencoder", "--epochs", "2", "--batch", "500", "--out", "first", "--resume")
+    assert ended.code == 1
+    assert "another --model" in ended.err
+
+
+def test_own_model_and_weights(run: Run) -> None:
+    Path("own.py").write_text(OWN_MODEL)
+    words = ("train", "own.py:small", "--data", "digits", "--epochs", "1", "--batch", "100", "--json")
+    first = run(*words, "--out", "a").json
+    weights = Path(first["checkpoint"]) / "tensors.safetensors"
+    before = run(*words, "--out", "b", "--lr", "1e-9", "--weights", str(weights)).json
+    assert before["evaluation"]["accuracy"] == pytest.approx(first["evaluation"]["accuracy"], abs=0.02)
+
+
+def test_ctrl_c_stops_cleanly_and_the_command_it_prints_resumes(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "from edgetrain.cli import main; main()"]
+    options = ["train", "lenet", "--epochs", "40", "--batch", "25", "--out", "run", "--threads", "1"]
+    environment = {**os.environ, "COLUMNS": "400"}
+    with subprocess.Popen(
+        [*words, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count("\n") < 5:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "stopped" in out
+    assert "Traceback" not in err
+    command = next(line.strip() for line in err.splitlines() if line.strip().startswith("edgetrain train"))
+    resumed = subprocess.run(
+        [*words, *command.replace("--epochs 40", "--epochs 2").split()[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Resumed from step" in resumed.stderr
