@@ -1,4 +1,4 @@
-"""Settings of all tests: a graph cache of their own, few threads, and the helpers of `graph/` within reach.
+"""Settings of all tests: a graph cache of their own, one thread, and the helpers of `graph/` within reach.
 
 `tests/graph/plain.py` (the same training in plain PyTorch) and `tests/graph/nets.py` (small nets of every kind) are
 read by the tests of several folders.
@@ -25,8 +25,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Two threads that wait for each other on a busy machine take ten times as long as one."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(2, before))
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)

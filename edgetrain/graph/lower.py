@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 # Losses whose kernel computes all elements into its result, reduces them, and shrinks the result to a scalar that still
 # holds the storage of all elements.
-_OVERSIZED = ("aten::mse_loss", "aten::smooth_l1_loss")
+_OVERSIZED = ("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy", "aten::soft_margin_loss")
 _OUT_OF_PLACE = {"bernoulli_.float": "bernoulli.p", "copy_.default": "copy.default"}
 
 

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edgetrain.errors import InternalError, UserError
+from edgetrain.graph import foretold
 from edgetrain.graph.ir import Phase
 
 aten = torch.ops.aten
@@ -186,11 +187,11 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return self._lift(args[0])
         args, kwargs = self._swap(args), self._swap(kwargs)
-        if self._relaid and func in _LIKE and "memory_format" not in kwargs and _channels_last(args[0]):
+        if self._relaid and func in _LIKE and "memory_format" not in kwargs and foretold.is_channels_last(args[0]):
             # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
             # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
-        result = func(*args, **kwargs)
+        result = foretold.result_of(func, args, kwargs)
         if func is aten.detach.default or func is aten.alias.default:
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
@@ -254,10 +255,6 @@ class Recorder(TorchDispatchMode):
 
 def _dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
-
-
-def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
 def _asked_for(func: Any, args: tuple[Any, ...], results: list[Any]) -> list[bool]:

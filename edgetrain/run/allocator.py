@@ -6,7 +6,9 @@ time, for MobileNetV2 at batch 16. A training step frees and takes the same bloc
 told to keep them.
 
 It is a setting of the whole process, on glibc only; elsewhere nothing happens. The process holds the peak of a step
-between steps too; `give_back` hands it to the system.
+between steps too. It is made after the first step: by then kernels have taken the small blocks that they keep for
+good, which would otherwise lie scattered among the large ones and keep the heap from being used again (720 in place of
+560 MB for ResNet-18 at batch 16).
 """
 
 from __future__ import annotations
@@ -20,19 +22,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tell malloc once. False where the C library cannot be told."""
+    """Tell malloc, once in a process. False where the C library cannot be told."""
     library = _glibc()
     if library is None:
         return False
+    library.malloc_trim(0)
     # No block is mapped on its own, and the heap is never trimmed (-1 is the largest size).
     return bool(library.mallopt(_M_MMAP_MAX, 0) and library.mallopt(_M_TRIM_THRESHOLD, -1))
-
-
-def give_back() -> None:
-    """Hand memory that is free now to the system."""
-    library = _glibc()
-    if library is not None:
-        library.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:

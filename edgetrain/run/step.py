@@ -39,6 +39,7 @@ class Options:
     unused: Unused = "error"
     memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
     check_finite: bool = False
+    keep_memory: bool = True
     use_cache: bool = True
 
 
@@ -80,9 +81,7 @@ def prepare(
             )
     if planner not in ("auto", "keep-all"):
         raise UserError(f"there is no planner {planner!r}", expected='"auto" or "keep-all"')
-    if keep_memory:
-        keep_freed_memory()
-    step = Step(model, loss, optimizer, Options(unused, memory_format, check_finite, use_cache))
+    step = Step(model, loss, optimizer, Options(unused, memory_format, check_finite, keep_memory, use_cache))
     step.compiled(*check_example(example))
     return step
 
@@ -103,7 +102,10 @@ class Step:
         self._channels_last = True  # until a kernel shows that it does not keep that layout
 
     def __call__(self, *batch: Any) -> torch.Tensor:
-        return self._try(batch, lambda step: step(*batch))
+        result = self._try(batch, lambda step: step(*batch))
+        if self._options.keep_memory:
+            keep_freed_memory()
+        return result
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name; nothing is changed."""
@@ -177,8 +179,15 @@ class Step:
             use_cache=self._options.use_cache,
         )
         plan = keep_all(captured.graph, exact=self._exact(memory_format))
-        check = self._options.check_finite
-        step = CompiledStep(captured.graph, plan, self._model, self._optimizer, captured.externals, check_finite=check)
+        step = CompiledStep(
+            captured.graph,
+            plan,
+            self._model,
+            self._optimizer,
+            captured.externals,
+            check_finite=self._options.check_finite,
+            strict_layouts=memory_format == "channels_last",
+        )
         return _Variant(step, captured)
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:

@@ -253,8 +253,8 @@ class Penalty(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().clone().requires_grad_()
         out: Tensor = self.net(x)
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        return out + slope.norm(dim=1, keepdim=True)
+        slope: Tensor = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        return out + slope.square().sum(1, keepdim=True)
 
 
 def times_three_x(x: Tensor) -> Tensor:

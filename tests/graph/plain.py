@@ -80,8 +80,8 @@ def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:
 def relative_error(found: Mapping[str, Tensor], right: Mapping[str, Tensor], *, noise: float = 0.0) -> float:
     """The largest difference over all tensors, each relative to the largest magnitude in the right one.
 
-    Tensors below `noise` are left out: what is zero but for rounding (the gradient of a bias before a batch norm) has no
-    relative error to speak of.
+    Tensors below `noise` are left out: what is zero but for rounding (the gradient of a bias before a batch norm) has
+    no relative error to speak of.
     """
     assert found.keys() == right.keys()
     worst = 0.0

@@ -27,7 +27,7 @@ from edgetrain.measure.record import RunFolder
 from edgetrain.run.checkpoint import latest
 from edgetrain.run.trainer import TrainConfig, Trainer
 
-KILLS = 50
+KILLS = int(os.environ.get("EDGETRAIN_KILLS", "50"))  # `make soak` asks for more
 CONFIG = TrainConfig(
     epochs=10, batch=4, lr=0.01, schedule="cosine", warmup_steps=20, eval_every=2, checkpoint_every_steps=3
 )

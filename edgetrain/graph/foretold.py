@@ -1,0 +1,61 @@
+"""What a kernel would give, told without running it: torch's fake kernels, put right where the real ones differ.
+
+In:  a kernel and its arguments as fake tensors.
+Out: fake results of the shape, type and strides that the CPU's kernel gives.
+
+A layout that is foretold wrongly makes a wrong graph: the calls that follow depend on it (a `contiguous` that is left out
+because nothing was to do). So each difference known is listed here, and a compiled step checks every result the first
+time that it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Element by element, and laid out as the first argument (as any product is); the fake follows the second.
+_AS_PRODUCT = (
+    aten.hardtanh_backward.default,
+    aten.hardswish_backward.default,
+    aten.hardsigmoid_backward.default,
+    aten.softplus_backward.default,
+    aten.elu_backward.default,
+)
+# Contiguous, whatever comes in.
+_CONTIGUOUS = (
+    aten.log_sigmoid_forward.default,
+    aten.glu_backward.default,
+    aten.huber_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+)
+
+
+def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func in _AS_PRODUCT:
+        return aten.mul.Tensor(*(a for a in args if isinstance(a, torch.Tensor)))
+    result = func(*args, **kwargs)
+    if func in _CONTIGUOUS:
+        return _each(result, lambda t: torch.empty_like(t, memory_format=torch.contiguous_format))
+    if func is aten.native_batch_norm.default:
+        return result[0], *_statistics(args, result[1:])
+    if func is aten.native_batch_norm_backward.default and is_channels_last(args[1]):
+        return torch.empty_like(args[1]), *result[1:]  # as the input is, whatever the gradient
+    return result
+
+
+def _each(result: Any, change: Any) -> Any:
+    return change(result) if isinstance(result, torch.Tensor) else tuple(change(t) for t in result)
+
+
+def _statistics(args: tuple[Any, ...], saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Mean and deviation of a batch of another type than the parameters (autocast) are kept in the parameters' type."""
+    kept = next((p.dtype for p in args[1:5] if p is not None), args[0].dtype)
+    return tuple(torch.empty_like(t, dtype=kept) for t in saved)
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Laid out channels-last, and not contiguous at the same time."""
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
