@@ -3,9 +3,9 @@
 In:  a kernel and its arguments as fake tensors.
 Out: fake results of the shape, type and strides that the CPU's kernel gives.
 
-A layout that is foretold wrongly makes a wrong graph: the calls that follow depend on it (a `contiguous` that is left out
-because nothing was to do). So each difference known is listed here, and a compiled step checks every result the first
-time that it runs.
+A layout that is foretold wrongly makes a wrong graph: the calls that follow depend on it (a `contiguous` that is left
+out because nothing was to do). So each difference known is listed here, and a compiled step checks every result the
+first time that it runs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ _CONTIGUOUS = (
     aten.huber_loss_backward.default,
     aten.smooth_l1_loss_backward.default,
 )
+# Norms keep their statistics in the type of their parameters where that is not the type of the input (autocast); where
+# those parameters stand among the arguments.
+_NORMS = {
+    aten.native_batch_norm.default: slice(1, 5),
+    aten.native_layer_norm.default: slice(2, 4),
+    aten.native_group_norm.default: slice(1, 3),
+}
 
 
 def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -39,21 +46,18 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*args, **kwargs)
     if func in _CONTIGUOUS:
         return _each(result, lambda t: torch.empty_like(t, memory_format=torch.contiguous_format))
-    if func is aten.native_batch_norm.default:
-        return result[0], *_statistics(args, result[1:])
-    if func is aten.native_batch_norm_backward.default and is_channels_last(args[1]):
+    if func in _NORMS:
+        kept = next((p.dtype for p in args[_NORMS[func]] if p is not None), args[0].dtype)
+        return result[0], *(torch.empty_like(t, dtype=kept) for t in result[1:])
+    if func is aten.native_group_norm_backward.default or (
+        func is aten.native_batch_norm_backward.default and is_channels_last(args[1])
+    ):
         return torch.empty_like(args[1]), *result[1:]  # as the input is, whatever the gradient
     return result
 
 
 def _each(result: Any, change: Any) -> Any:
     return change(result) if isinstance(result, torch.Tensor) else tuple(change(t) for t in result)
-
-
-def _statistics(args: tuple[Any, ...], saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Mean and deviation of a batch of another type than the parameters (autocast) are kept in the parameters' type."""
-    kept = next((p.dtype for p in args[1:5] if p is not None), args[0].dtype)
-    return tuple(torch.empty_like(t, dtype=kept) for t in saved)
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:

@@ -68,8 +68,8 @@ class CompiledStep:
         self._kind = optimizers.kind_of(optimizer)
         self._program = build(graph, plan, check_finite=check_finite)
         self._checked = False
-        # Kernels take inputs in any layout, so another one than foretold changes no number. It is refused where the layout
-        # is our own choice, which can be given up, and where an op counts in strides.
+        # Kernels take inputs in any layout, so another one than foretold changes no number. It is refused where the
+        # layout is our own choice, which can be given up, and where an op counts in strides.
         self._same_layouts = strict_layouts or any(op.kind.startswith("aten.as_strided") for op in graph.ops)
         self._binders = [self._binder(graph.sources[t], t) for t in self._program.held]
 
