@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,6 +40,9 @@ from edgetrain.graph.verify import verify
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
 Unused = Literal["error", "freeze"]
+
+# What a model's own code may change while it is captured, and what is then put back as it was.
+_PUT_BACK = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ class _Capture:
         """Record; put the model's attributes back; turn whatever goes wrong into an error that names the module."""
         mutable = [vars(m) for m in self.walk.modules.values()]
         mutable += [held for attributes in mutable for held in attributes.values()] + self.walk.containers
-        before = [(held, copy.copy(held)) for held in mutable if type(held) in (list, dict, set, OrderedDict)]
+        before = [(held, copy.copy(held)) for held in mutable if type(held) in _PUT_BACK]
         try:
             # oneDNN's recurrent layer hides a workspace whose size only a run can tell; its parts do not.
             with _without_onednn(), _no_other_randomness(), _empty_autocast_cache(), self.recorder.active():
@@ -277,7 +280,8 @@ class _Capture:
                     return self._storing(module, key, "is replaced by a new tensor")
         if any(isinstance(t, FakeTensor) for held in self.walk.containers for t in _tensors(held)):
             return UserError(
-                "the loss keeps a tensor in a list or dict of its own, which a captured step could not do",
+                "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step "
+                "could not do",
                 next_step="return what is to be seen, or compute it in plain PyTorch beside the step",
             )
         return None
@@ -365,7 +369,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | set | deque):
         for item in value:
             yield from _tensors(item)
 
@@ -373,6 +377,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _put_back(held: Any, before: Any) -> None:
     if isinstance(held, list):
         held[:] = before
+    elif isinstance(held, deque):
+        held.clear()
+        held.extend(before)
     else:
         held.clear()
         held.update(before)

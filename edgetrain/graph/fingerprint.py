@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Walk:
         self.reason: str | None = None
         self.tensors: dict[int, str] = {}  # id → path, the first one found
         self.modules: dict[str, nn.Module] = {}
-        self.containers: list[Any] = []  # the lists, dicts and sets on the way
+        self.containers: list[Any] = []  # the lists, dicts, sets and attributes of objects on the way
         # What a program may set to something else between steps: where each value stands, and what it was.
         self.settings: list[tuple[Any, Any, Any]] = []
         self.cells: list[tuple[types.CellType, Any]] = []
@@ -77,7 +78,7 @@ class Walk:
             self._add_module(value, path)
         elif isinstance(value, np.ndarray):
             self._put("array", value.shape, value.dtype.str, hashlib.sha256(value.tobytes()).hexdigest())
-        elif isinstance(value, dict | types.MappingProxyType | list | tuple):
+        elif isinstance(value, dict | types.MappingProxyType | list | tuple | deque):
             self._add_container(value, path)
         elif isinstance(value, set | frozenset):
             self.containers.append(value)
@@ -96,13 +97,13 @@ class Walk:
 
     def _add_container(self, value: Any, path: str) -> None:
         self._put("container", type(value).__qualname__, len(value))
-        items = enumerate(value) if isinstance(value, list | tuple) else value.items()
+        items = enumerate(value) if isinstance(value, list | tuple | deque) else value.items()
         for key, item in items:
-            if isinstance(value, list | dict):
+            if isinstance(value, list | dict | deque):
                 self._watch(value, key, item)
             self.add(key, path)
             self.add(item, f"{path}.{key}")
-        if isinstance(value, list | dict):
+        if isinstance(value, list | dict | deque):
             self.containers.append(value)
         if type(value).__module__ not in ("builtins", "collections"):
             self._put("subclass")
@@ -256,7 +257,10 @@ class Walk:
 
     def _add_attributes(self, value: Any, path: str) -> None:
         attributes = getattr(value, "__dict__", None)
-        for key, item in attributes.items() if isinstance(attributes, dict) else ():
+        if not isinstance(attributes, dict):
+            return
+        self.containers.append(attributes)
+        for key, item in attributes.items():
             self._put(key)
             self._watch(attributes, key, item)
             self.add(item, f"{path}.{key}")

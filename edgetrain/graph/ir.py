@@ -32,6 +32,8 @@ SCHEMA = 1
 
 Role = Literal["parameter", "buffer", "state", "input", "constant", "activation", "gradient"]
 Phase = Literal["forward", "backward", "update"]
+Sort = Literal["parameter", "buffer", "optimizer", "state", "input", "external", "constant"]
+SORTS: tuple[Sort, ...] = ("parameter", "buffer", "optimizer", "state", "input", "external", "constant")
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
 # Roles whose bytes are there before the step starts and after it ends.
@@ -133,7 +135,7 @@ class Source:
     elsewhere), constant (made by the model's own code; the graph carries its value).
     """
 
-    sort: Literal["parameter", "buffer", "optimizer", "state", "input", "external", "constant"]
+    sort: Sort
     path: str
 
 
@@ -176,16 +178,21 @@ class Graph:
         return totals
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(to_json(self)), encoding="utf-8")
+        """The graph and its key, by which `load` finds a file that was changed since."""
+        Path(path).write_text(json.dumps({**to_json(self), "key": self.key}), encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Graph:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             graph = from_json(data)
+            if data.get("key", graph.key) != graph.key:
+                raise ValueError(f"the content has key {graph.key}, expected {data['key']!r}")
         except FileNotFoundError as error:
             raise UserError(f"there is no graph file {path}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except OSError as error:
+            raise UserError(f"the graph file {path} cannot be read", received=str(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise UserError(
                 f"{path} is not a graph file of edgetrain", received=f"{type(error).__name__}: {error}",
                 next_step="make it again with `edgetrain graph MODEL --out FILE`",
@@ -260,6 +267,12 @@ def _ints(values: Any) -> tuple[int, ...]:
     return tuple(_int(v) for v in values)
 
 
+def _source(sort: Any, path: str) -> Source:
+    if sort not in SORTS or (sort == "input" and not path.isdecimal()):
+        raise ValueError(f"unknown source {sort!r} {path!r}")
+    return Source(sort, path)
+
+
 def to_json(graph: Graph) -> dict[str, Any]:
     """Plain lists and numbers; the inverse of `from_json`."""
     return {
@@ -312,10 +325,10 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             for name, storage, shape, stride, dtype, offset in data["tensors"]
         ),
         ops=tuple(_op_from_json(op) for op in data["ops"]),
-        sources={int(t): Source(sort, str(path)) for t, (sort, path) in data["sources"].items()},
+        sources={int(t): _source(sort, str(path)) for t, (sort, path) in data["sources"].items()},
         outputs=_ints(data["outputs"]),
         gradients={int(p): _int(g) for p, g in data["gradients"].items()},
-        constants={int(t): base64.b64decode(v) for t, v in data["constants"].items()},
+        constants={int(t): base64.b64decode(v, validate=True) for t, v in data["constants"].items()},
         unused=tuple(str(name) for name in data["unused"]),
         about={str(k): str(v) for k, v in data["about"].items()},
     )

@@ -113,7 +113,7 @@ def _from_json(data: dict[str, Any]) -> Plan:
 
 
 def _action(row: Any) -> Action:
-    if not all(type(n) is int for n in row) or not 1 <= len(row) <= 2:
+    if not all(type(n) is int for n in row) or not 1 <= len(row) <= 2 or row == [-1]:
         raise ValueError(f"an action is {row!r}")
     if row[0] == -1:
         return Free(row[1])

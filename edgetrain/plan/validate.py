@@ -31,6 +31,7 @@ class _Play:
         self.made: dict[int, set[int]] = {}  # storage → its tensors that are there now
         self.done: set[int] = set()
         self.first_pending = 0  # every op before this one has run
+        self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
         self.undo = 0
         self.peak = 0
         for number, storage in enumerate(graph.storages):
@@ -88,9 +89,8 @@ class _Play:
         """An op may run before one that stands earlier in the graph only if neither changes what the other touches and
         they do not both draw random numbers."""
         a, b = self.graph.ops[op], self.graph.ops[earlier]
-        touch_a = {self.graph.tensors[t].storage for t in (*a.reads, *a.creates)}
-        touch_b = {self.graph.tensors[t].storage for t in (*b.reads, *b.creates)}
-        clash = set(a.writes) & touch_b or set(b.writes) & touch_a or (a.random and b.random)
+        clash = not self.touched[earlier].isdisjoint(a.writes) or not self.touched[op].isdisjoint(b.writes)
+        clash = clash or (a.random and b.random)
         self._require(not clash, f"{a.name} overtakes {b.name}, which touches the same storage or random stream")
 
     def _overwrite(self, action: Compute) -> None:

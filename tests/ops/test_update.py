@@ -141,7 +141,7 @@ def test_without_scratch_the_gradient_is_left_alone(kind: str, options: dict[str
 def test_scratch_spares_a_copy_by_writing_to_the_gradient() -> None:
     ours = Ours("sgd", start(), {"weight_decay": 0.1})
     g = gradients(ours.p)[0]
-    right = g + 0.1 * ours.p
+    right = g.add(ours.p, alpha=0.1)
     ours.step(g, scratch=True)
     assert torch.equal(g, right)
 
