@@ -49,7 +49,7 @@ class Walk:
         # What a program may set to something else between steps: where each value stands, and what it was.
         self.settings: list[tuple[Any, Any, Any]] = []
         self.cells: list[tuple[types.CellType, Any]] = []
-        self.hooks: list[tuple[Any, int]] = []
+        self.lengths: list[tuple[Any, int]] = []
         self._paths: set[str] = set()
 
     @property
@@ -82,6 +82,7 @@ class Walk:
             self._add_container(value, path)
         elif isinstance(value, set | frozenset):
             self.containers.append(value)
+            self.lengths.append((value, len(value)))
             self._add_set(value, path)
         else:
             self._add_code_or_object(value, path)
@@ -166,15 +167,13 @@ class Walk:
                         self.add(part, f"{path}.{name}")
                 else:
                     self._watch(vars(module), key, item)
-                    if key.endswith("_hooks"):
-                        self.hooks.append((item, len(item)))
                     self.add(item, f"{path}.{key}")
 
     def _watch(self, where: Any, key: Any, value: Any) -> None:
         self.settings.append((where, key, value))
 
     def changed(self) -> bool:
-        """Has an attribute, closure variable, global or item been set to something else since the walk?"""
+        """Has an attribute, closure variable, global or item been set to something else since the walk, or one added?"""
         try:
             return (
                 any(where[key] is not value and _differs(where[key], value) for where, key, value in self.settings)
@@ -182,7 +181,7 @@ class Walk:
                     cell.cell_contents is not value and _differs(cell.cell_contents, value)
                     for cell, value in self.cells
                 )
-                or any(len(hooks) != number for hooks, number in self.hooks)
+                or any(len(container) != number for container, number in self.lengths)
             )
         except (KeyError, IndexError, ValueError):  # it is gone; a cell that was emptied gives the last of these
             return True

@@ -102,6 +102,9 @@ def adam(
     if g.stride() != p.stride():
         g = torch.empty_like(p).copy_(g)  # the fused kernel wants one layout
     state["step"] += 1
+    if p.device.type != state["step"].device.type:  # the fused kernel wants the count beside the parameter
+        _adam_by_parts(p, g, state, given)
+        return
     kernel = torch._fused_adamw_ if given.decoupled else torch._fused_adam_
     kernel(
         [p],
@@ -118,6 +121,24 @@ def adam(
         amsgrad=given.amsgrad,
         maximize=given.maximize,
     )
+
+
+def _adam_by_parts(p: torch.Tensor, g: torch.Tensor, state: State, given: Settings) -> None:
+    """What `torch.optim.Adam` does for one tensor without its fused kernel."""
+    count = float(state["step"])
+    if given.maximize:
+        g = g.neg()
+    if given.decoupled:
+        p.mul_(1 - given.lr * given.weight_decay)
+    elif given.weight_decay != 0:
+        g = g.add(p, alpha=given.weight_decay)
+    state["exp_avg"].lerp_(g, 1 - given.beta1)
+    state["exp_avg_sq"].mul_(given.beta2).addcmul_(g, g, value=1 - given.beta2)
+    square = state["exp_avg_sq"]
+    if given.amsgrad:
+        square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
+    size = (square.sqrt() / (1 - given.beta2**count) ** 0.5).add_(given.eps)
+    p.addcdiv_(state["exp_avg"], size, value=-given.lr / (1 - given.beta1**count))
 
 
 KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam}

@@ -21,6 +21,7 @@ class Undo:
     def __init__(self, *, random: bool) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._random = torch.get_rng_state() if random else None
+        self._random_cuda = torch.cuda.get_rng_state_all() if random and torch.cuda.is_initialized() else []
 
     def note(self, tensor: torch.Tensor) -> None:
         """Called before `tensor` changes."""
@@ -36,6 +37,8 @@ class Undo:
                 tensor.detach().copy_(copy)
         if self._random is not None:
             torch.set_rng_state(self._random)
+        if self._random_cuda:
+            torch.cuda.set_rng_state_all(self._random_cuda)
         self._copies.clear()
 
 
