@@ -172,13 +172,22 @@ def _names_of_externals(graph: Graph) -> set[str]:
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
-    enabled = torch._C._get_mkldnn_enabled()
+def _without_fused_recurrence(model: nn.Module) -> Iterator[None]:
+    """The recurrent layers of oneDNN and cuDNN hide a workspace whose size only a run can tell; their parts do not.
+
+    NNPACK, which the choice of a convolution falls to from a batch of 16 on, must not be what takes its place: it
+    makes contiguous results only, where oneDNN and the plain kernels keep images channels-last.
+    """
+    enabled, enabled_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        torch._C._set_cudnn_enabled(False)
     try:
-        yield
+        with torch.backends.nnpack.flags(enabled=False):
+            yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_cudnn_enabled(enabled_cudnn)
 
 
 @contextmanager
@@ -256,8 +265,8 @@ class _Capture:
         mutable += [held for attributes in mutable for held in attributes.values()] + self.walk.containers
         before = [(held, copy.copy(held)) for held in mutable if type(held) in _PUT_BACK]
         try:
-            # oneDNN's recurrent layer hides a workspace whose size only a run can tell; its parts do not.
-            with _without_onednn(), _no_other_randomness(), _empty_autocast_cache(), self.recorder.active():
+            fused = _without_fused_recurrence(self.model)
+            with fused, _no_other_randomness(), _empty_autocast_cache(), self.recorder.active():
                 yield
             stored = self._stored_tensors()
         except EdgetrainError:

@@ -106,6 +106,7 @@ class Walk:
             self.add(item, f"{path}.{key}")
         if isinstance(value, list | dict | deque):
             self.containers.append(value)
+            self.lengths.append((value, len(value)))
         if type(value).__module__ not in ("builtins", "collections"):
             self._put("subclass")
             self.add(type(value), path)

@@ -36,6 +36,8 @@ def _numbers(graph: Graph) -> Iterator[str]:
             yield f"tensor {number} ({tensor.name}) lies in storage {tensor.storage}, which is not there"
         if tensor.dtype not in ITEM_BYTES or len(tensor.shape) != len(tensor.stride):
             yield f"tensor {number} ({tensor.name}) has type {tensor.dtype!r}, {tensor.shape}, {tensor.stride}"
+        if min((*tensor.shape, *tensor.stride, tensor.offset)) < 0:
+            yield f"tensor {number} ({tensor.name}) has a number below zero in its shape, strides or offset"
     names = set()
     for op in graph.ops:
         if op.name in names:
@@ -65,6 +67,9 @@ def _storages(graph: Graph) -> Iterator[str]:
     for t, source in graph.sources.items():
         if (source.sort == "constant") != (t in graph.constants):
             yield f"{graph.tensors[t].name} is a constant without a value, or carries a value without being one"
+    for t, value in graph.constants.items():
+        if len(value) != graph.tensors[t].n_bytes:
+            yield f"{graph.tensors[t].name} takes {graph.tensors[t].n_bytes} bytes, its value has {len(value)}"
 
 
 def _end(tensor: Tensor) -> int:

@@ -179,7 +179,8 @@ def test_changed_file_is_refused(edit: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe\x00", b"[]", b"null", b'"graph"', b"{}", b'{"edgetrain graph": 1}', b"[" * 100_000]
+    "content",
+    [b"", b"{", b"\xff\xfe\x00", b"[]", b"null", b'"graph"', b"{}", b'{"edgetrain graph": 1}', b"[" * 100_000],
 )
 def test_corrupt_file_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "graph.json"

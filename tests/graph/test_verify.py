@@ -1,4 +1,4 @@
-"""Every rule of a legal graph, broken once: `verify` names what is wrong with each, and finds nothing in a legal one."""
+"""Every rule of a legal graph, broken once: `verify` names what is wrong, and finds nothing in a legal one."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def made_by_view(graph: Graph) -> int:
 
 def result_in_a_storage_already_there(graph: Graph) -> Graph:
     """The mask of the dropout is laid over the result of the batch norm."""
-    return tensor(
-        graph, made(graph, "bernoulli"), storage=graph.tensors[made(graph, "native_batch_norm")].storage
-    )
+    return tensor(graph, made(graph, "bernoulli"), storage=graph.tensors[made(graph, "native_batch_norm")].storage)
 
 
 def write_to_what_is_not_read(graph: Graph) -> Graph:
@@ -187,6 +185,9 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "storage below zero": (lambda g: tensor(g, 0, storage=-1), r"tensor 0 \(input.0\) lies in storage -1"),
     "dtype": (lambda g: tensor(g, 0, dtype="float31"), r"tensor 0 \(input.0\) has type 'float31'"),
     "stride of another length": (lambda g: tensor(g, 0, stride=(1,)), r"tensor 0 \(input.0\) has type .*\(1,\)"),
+    "offset below zero": (lambda g: tensor(g, 0, offset=-1), r"tensor 0 \(input.0\) has a number below zero"),
+    "stride below zero": (lambda g: tensor(g, 0, stride=(3, -1)), r"tensor 0 \(input.0\) has a number below zero"),
+    "shape below zero": (lambda g: tensor(g, 0, shape=(-5, 3)), r"tensor 0 \(input.0\) has a number below zero"),
     "two ops of one name": (lambda g: op(g, 1, name=g.ops[0].name), "two ops are called "),
     "phase": (lambda g: op(g, 0, phase="sideways"), "has phase 'sideways'"),
     "read out of range": (lambda g: op(g, 0, args=(Ref(999),)), "refers to a tensor or storage that is not there"),
@@ -217,6 +218,10 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "value without constant": (
         lambda g: replace(g, sources={**g.sources, source_of(g, "constant"): Source("external", "x")}),
         "is a constant without a value, or carries a value",
+    ),
+    "value of a parameter": (value_without_constant, "linear.bias is a constant without a value, or carries a value"),
+    "value too short": (
+        lambda g: replace(g, constants=dict.fromkeys(g.constants, b"\0\0")), "takes 4 bytes, its value has 2"
     ),
     # order
     "phases out of order": (
