@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from edgetrain.errors import EdgetrainError, UserError
-from edgetrain.graph import cache, optimizers
+from edgetrain.graph import cache, foretold, optimizers
 from edgetrain.graph.fingerprint import Walk, settings, surroundings
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
 from edgetrain.graph.lower import Lowered, lower
@@ -152,7 +152,7 @@ def _walk(*roots: tuple[Any, str]) -> Walk:
 
 
 def _digest(walk: Walk, sort: str, example: tuple[Any, ...], rest: tuple[Any, ...]) -> str | None:
-    walk.add((sort, surroundings(), repr(settings()), repr(rest)), "settings")
+    walk.add((sort, surroundings(), repr(settings()), foretold.learnt(), repr(rest)), "settings")
     for position, item in enumerate(example):
         described = (
             (tuple(item.shape), item.stride(), item.dtype, item.device) if isinstance(item, torch.Tensor) else item

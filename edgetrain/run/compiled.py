@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph import optimizers
+from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.ops import update
 from edgetrain.plan.keep_all import keep_all
@@ -47,7 +47,14 @@ def compile_step(
 
 
 class LayoutMismatch(InternalError):
-    """A kernel made a tensor of another layout than capture foretold. The step was taken back."""
+    """A kernel made a tensor of another layout than capture foretold. The step was taken back.
+
+    learnt: the next capture will be another; there is reason to try again.
+    """
+
+    def __init__(self, what: str, *, learnt: bool) -> None:
+        super().__init__(what)
+        self.learnt = learnt
 
 
 class CompiledStep:
@@ -60,7 +67,6 @@ class CompiledStep:
         externals: Mapping[str, torch.Tensor],
         *,
         check_finite: bool = False,
-        strict_layouts: bool = False,
     ) -> None:
         self.graph, self.plan = graph, plan
         self._model, self._optimizer, self._externals = model, optimizer, externals
@@ -68,9 +74,6 @@ class CompiledStep:
         self._kind = optimizers.kind_of(optimizer)
         self._program = build(graph, plan, check_finite=check_finite)
         self._checked = False
-        # Kernels take inputs in any layout, so another one than foretold changes no number. It is refused where the
-        # layout is our own choice, which can be given up, and where an op counts in strides.
-        self._same_layouts = strict_layouts or any(op.kind.startswith("aten.as_strided") for op in graph.ops)
         self._binders = [self._binder(graph.sources[t], t) for t in self._program.held]
 
     @property
@@ -97,11 +100,18 @@ class CompiledStep:
             n_bytes = self.graph.storages[tensor.storage].n_bytes
             found = (tuple(real.shape), str(real.dtype).removeprefix("torch."), real.untyped_storage().nbytes())
             same = found == (tensor.shape, tensor.dtype, n_bytes)
-            if not same or (self._same_layouts and _steps(real) != _steps(tensor)):
+            if not same or _steps(real) != _steps(tensor):
                 raise LayoutMismatch(
                     f"{self.graph.ops[op].name} made {found}, stride {real.stride()}; "
-                    f"the graph says {tensor}, {n_bytes} bytes, stride {tensor.stride}"
+                    f"the graph says {tensor}, {n_bytes} bytes, stride {tensor.stride}",
+                    learnt=same and self._learn(self.graph.ops[op], made),
                 )
+
+    def _learn(self, op: Op, made: Sequence[torch.Tensor]) -> bool:
+        tensors = [self.graph.tensors[t] for t in op.reads]
+        positions = [position for position, t in enumerate(op.outputs) if t is not None]
+        strides = {position: real.stride() for position, real in zip(positions, made, strict=True)}
+        return foretold.learn(op.kind, tuple((t.shape, t.stride, t.dtype) for t in tensors), strides)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""

@@ -148,15 +148,16 @@ class Step:
         return variant.step
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep], T]) -> T:
-        """Where kernels do not keep a batch channels-last (a single pixel), the layout is given up."""
-        try:
-            return work(self.compiled(*batch))
-        except LayoutMismatch:
-            if self._options.memory_format != "auto" or not self._channels_last:
-                raise
-        self._channels_last = False
-        self._variants.clear()
-        return work(self.compiled(*batch))
+        """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
+        while True:
+            try:
+                return work(self.compiled(*batch))
+            except LayoutMismatch as mismatch:
+                if not mismatch.learnt:
+                    if self._options.memory_format != "auto" or not self._channels_last:
+                        raise
+                    self._channels_last = False  # plain layouts are foretold better
+            self._variants.clear()
 
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
@@ -186,7 +187,6 @@ class Step:
             self._optimizer,
             captured.externals,
             check_finite=self._options.check_finite,
-            strict_layouts=memory_format == "channels_last",
         )
         return _Variant(step, captured)
 

@@ -300,7 +300,7 @@ for updates in ("early", "together"):
     took = time.perf_counter() - began
     new = everything(ours)
     count = {"old": 0, "new": 0, "torn": 0, "inside": 0, "missed": 0}
-    for _ in range(20):
+    for _ in range(15):
         back()
         inside = True
         timer = threading.Timer(random.random() * took, os.kill, (os.getpid(), signal.SIGINT))

@@ -422,6 +422,18 @@ def test_a_compiled_step_refuses_another_shape() -> None:
     assert differing(pair.ours.snapshot(), before) == []
 
 
+@pytest.mark.parametrize("n", [1, 3, 15, 16, 17])
+def test_images_stay_channels_last_at_every_batch_size(n: int) -> None:
+    """From 16 on PyTorch may choose another kernel, which knows contiguous results only."""
+    x, y = batch(n)
+    items = (x.float(), y)
+    ours = training(net().float(), cross_entropy)
+    step = et.prepare(ours.model, ours.loss, ours.optimizer, items, memory_format="channels_last")
+    assert step(*items).isfinite()
+    convolved = next(op for op in step.graph.ops if op.kind == "aten.convolution.default").creates[0]
+    assert step.graph.tensors[convolved].stride == (4 * 16, 1, 4 * 4, 4)
+
+
 # ---- plans and the stages by hand ---------------------------------------------------------------------------------
 
 
