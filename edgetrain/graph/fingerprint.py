@@ -174,7 +174,7 @@ class Walk:
         self.settings.append((where, key, value))
 
     def changed(self) -> bool:
-        """Has an attribute, closure variable, global or item been set to something else since the walk, or one added?"""
+        """Has an attribute, closure variable, global or item been set to something else, or added, since the walk?"""
         try:
             return (
                 any(where[key] is not value and _differs(where[key], value) for where, key, value in self.settings)

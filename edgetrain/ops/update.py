@@ -2,8 +2,8 @@
 
 In:  a parameter, its gradient, the optimizer's own state of it (a dict, changed in place as torch.optim would) and the
      settings of its group as they are now.
-Out: nothing; parameter and state hold what plain PyTorch would hold: bitwise for SGD, to rounding for Adam, whose fused
-     kernel makes one pass over memory in place of ten.
+Out: nothing; parameter and state hold bitwise what plain PyTorch would hold on a CPU. (On a GPU its Adam takes many
+     tensors at once and rounds otherwise.)
 
 `scratch` says that nobody reads the gradient afterwards, so that it may be overwritten. `undo`, where it is given, is
 told of each tensor before it changes.
@@ -99,46 +99,24 @@ def adam(
         for tensor in (p, state["step"], state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq")):
             if tensor is not None:
                 undo.note(tensor)
-    if g.stride() != p.stride():
-        g = torch.empty_like(p).copy_(g)  # the fused kernel wants one layout
     state["step"] += 1
-    if p.device.type != state["step"].device.type:  # the fused kernel wants the count beside the parameter
-        _adam_by_parts(p, g, state, given)
-        return
-    kernel = torch._fused_adamw_ if given.decoupled else torch._fused_adam_
-    kernel(
-        [p],
-        [g],
-        [state["exp_avg"]],
-        [state["exp_avg_sq"]],
-        [state["max_exp_avg_sq"]] if given.amsgrad else [],
-        [state["step"]],
-        lr=given.lr,
-        beta1=given.beta1,
-        beta2=given.beta2,
-        weight_decay=given.weight_decay,
-        eps=given.eps,
-        amsgrad=given.amsgrad,
-        maximize=given.maximize,
-    )
-
-
-def _adam_by_parts(p: torch.Tensor, g: torch.Tensor, state: State, given: Settings) -> None:
-    """What `torch.optim.Adam` does for one tensor without its fused kernel."""
     count = float(state["step"])
     if given.maximize:
-        g = g.neg()
-    if given.decoupled:
+        g = g.neg_() if scratch else g.neg()
+        scratch = True
+    if given.weight_decay != 0 and given.decoupled:
         p.mul_(1 - given.lr * given.weight_decay)
     elif given.weight_decay != 0:
-        g = g.add(p, alpha=given.weight_decay)
-    state["exp_avg"].lerp_(g, 1 - given.beta1)
-    state["exp_avg_sq"].mul_(given.beta2).addcmul_(g, g, value=1 - given.beta2)
+        g = g.add_(p, alpha=given.weight_decay) if scratch else g.add(p, alpha=given.weight_decay)
+        scratch = True
     square = state["exp_avg_sq"]
+    state["exp_avg"].lerp_(g, 1 - given.beta1)
+    square.mul_(given.beta2).addcmul_(g, g, value=1 - given.beta2)
     if given.amsgrad:
         square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
-    size = (square.sqrt() / (1 - given.beta2**count) ** 0.5).add_(given.eps)
-    p.addcdiv_(state["exp_avg"], size, value=-given.lr / (1 - given.beta1**count))
+    root = torch.sqrt(square, out=g) if scratch else square.sqrt()
+    size = root.div_((1 - given.beta2**count) ** 0.5).add_(given.eps)
+    p.addcdiv_(state["exp_avg"], size, value=-(given.lr / (1 - given.beta1**count)))
 
 
 KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam}

@@ -32,7 +32,9 @@ def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
     early = updates == "early"
     actions = schedule(graph, early_order(graph) if early else range(len(graph.ops)))
     moments = timeline(graph, actions, early=early)
+    # On a GPU plain PyTorch's Adam takes many tensors at once and rounds otherwise than ours.
     adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
+    on_gpu = any(s.device != "cpu" for s in graph.storages)
     return Plan(
         planner="keep-all",
         graph_key=graph.key,
@@ -40,7 +42,7 @@ def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
         peak_bytes=max((m.during_bytes for m in moments), default=0),
         persistent_bytes=persistent_bytes(graph),
         undo_bytes=moments[-1].undo_bytes if moments else 0,
-        exact="rounding" if adam and exact == "bitwise" else exact,
+        exact="rounding" if adam and on_gpu and exact == "bitwise" else exact,
         updates=updates,
     )
 

@@ -41,6 +41,7 @@ class Program:
     held:    the persistent tensors that `run` takes in `held`, in order (parameters, buffers, externals, constants).
     updates: the update ops, in the order of `states` and `fresh`.
     random:  the step draws random numbers.
+    allocates_late: an update needs memory of its own, so it could fail after another one was made.
     """
 
     run: Callable[..., Any]
@@ -48,6 +49,7 @@ class Program:
     held: tuple[int, ...]
     updates: tuple[Op, ...]
     random: bool
+    allocates_late: bool
 
 
 def build(
@@ -74,6 +76,7 @@ def build(
         held=writer.held,
         updates=tuple(writer.updates),
         random=any(op.random for op in graph.ops),
+        allocates_late=writer.allocates_late,
     )
 
 
@@ -85,6 +88,7 @@ class _Writer:
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
         self.updates: list[Op] = []
+        self.allocates_late = False
         self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
         self.readers = _readers(graph)
         self.held = tuple(
@@ -174,6 +178,7 @@ class _Writer:
         self.updates.append(op)
         freed = {a.storage for a in _frees_after(self.plan.schedule, position)}
         scratch = self.graph.tensors[g].storage in freed and _owns_all(self.graph, g)
+        self.allocates_late |= not scratch
         undo = "undo" if self.plan.updates == "early" else "None"
         group = dict(op.kwargs)["group"]
         yield f"    {function}(t{p}, t{g}, states[{slot}], given[{group}], fresh[{slot}], {scratch}, {undo}){note}"

@@ -143,7 +143,7 @@ class CompiledStep:
         done = False
         try:
             states, fresh = self._states(program, given, before)
-            if not keep and self.plan.updates == "together":
+            if self.plan.updates == "together" and (not keep or program.allocates_late):
                 self._note_updated(program, undo)  # such a plan makes no copies of its own for them
             with torch.no_grad(), _without_autocast():
                 result = program.run(

@@ -67,7 +67,7 @@ def prepare(
     """Capture, plan and compile a training step for batches like `example`.
 
     memory_format: "auto" runs image batches channels-last where that is faster (convolutions on a CPU); the numbers
-    then differ from those of plain PyTorch by rounding. "preserve" takes batches as they come and is bitwise for SGD.
+    then differ from those of plain PyTorch by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where

@@ -217,7 +217,8 @@ class Root(nn.Module):
         self.outer = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.inner * x).sqrt().sum() * self.outer + self.norm(x).square().sum()
+        out: Tensor = (self.inner * x).sqrt().sum() * self.outer + self.norm(x).square().sum()
+        return out
 
 
 @pytest.mark.parametrize("updates", ["early", "together"])
@@ -381,5 +382,5 @@ def test_no_memory_in_the_middle_of_a_step() -> None:
         assert trains_on
         reached.append(calls)
     assert reached == sorted(set(reached))  # each time a little further
-    assert 1 < reached[0]
+    assert reached[0] > 1
     assert reached[-1] < result["ops"]

@@ -1,6 +1,6 @@
 """A captured step does what plain PyTorch does: the same losses, parameters, buffers, optimizer state and random state.
 
-Bitwise in float64 with SGD, to rounding with Adam and in a layout of our own choice.
+Bitwise in float64, to rounding in a layout of our own choice.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def test_net_trains_bitwise_as_in_plain_pytorch(case: Case) -> None:
 
 def small_net() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)).double()
+    return nn.Sequential(
+        nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)
+    ).double()
 
 
 def small_batches(count: int, size: int = 5) -> list[tuple[Tensor, Tensor]]:
@@ -130,7 +132,7 @@ def state_shape(optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.parametrize("updates", ["early", "together"])
 @pytest.mark.parametrize("name", [*SGD, *ADAM])
 def test_optimizer(name: str, updates: Updates) -> None:
-    """SGD to the bit; Adam, whose fused kernel adds in another order, to 1e-12. The state dicts have the same keys."""
+    """To the bit, and the state dicts have the same keys."""
     batches = small_batches(5)
     plain = training(small_net(), cross_entropy, (SGD | ADAM)[name])
     work = plain.twin()
@@ -139,13 +141,8 @@ def test_optimizer(name: str, updates: Updates) -> None:
     step = et.compile(graph, plan, work.model, work.optimizer)
     plain_losses, losses = run(plain.plain_step, batches), run(step, batches)
     assert state_shape(work.optimizer) == state_shape(plain.optimizer)
-    if name in SGD:
-        assert plan.exact == "bitwise"
-        assert_bitwise(work, plain, losses, plain_losses)
-    else:
-        assert plan.exact == "rounding"
-        assert relative_error(work.snapshot(), plain.snapshot()) < 1e-12
-        assert torch.allclose(losses, plain_losses, rtol=1e-12, atol=0)
+    assert plan.exact == "bitwise"
+    assert_bitwise(work, plain, losses, plain_losses)
 
 
 def test_scheduler_steps_between_steps() -> None:
@@ -215,8 +212,8 @@ def test_loaded_state_is_seen(assign: bool) -> None:
 
 @dataclass(frozen=True)
 class Small:
-    """A model of the zoo made small enough for a test. `f32_size` keeps enough pixels for a layout to matter, `f32_steps`
-    is small where a batch norm over few pixels doubles every error."""
+    """A model of the zoo made small enough for a test. `f32_size` keeps enough pixels for a layout to matter,
+    `f32_steps` is small where a batch norm over few pixels multiplies every error."""
 
     name: str
     size: int
@@ -277,13 +274,15 @@ def test_zoo_in_float64(small: Small) -> None:
 def test_zoo_in_float32(small: Small) -> None:
     """In the layout that the step chooses, its error to float64 is at most four times plain float32's own.
 
-    Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of four seeds
-    the best counts.
+    PyTorch's batch norm adds up in float64 for contiguous batches and in float32 for channels-last ones, where its error
+    is some ten times larger: plain training is then given the layout that the step chose.
+    Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of four
+    seeds the best counts.
     """
     ratios = []
     for seed in range(4):
         own, found = float32_errors(small, seed)
-        ratios.append(found / own if own < 1e-3 else float("inf"))
+        ratios.append(found / own if own < 1e-2 else float("inf"))
         if ratios[-1] <= 4:
             return
     raise AssertionError(ratios)
@@ -296,11 +295,13 @@ def float32_errors(small: Small, seed: int) -> tuple[float, float]:
     work = plain.twin()
     batches = small.batches(steps, torch.float32, size)
     step = et.prepare(work.model, work.loss, work.optimizer, batches[0])
-    run(exact.plain_step, small.batches(steps, F64, size))
-    run(plain.plain_step, batches)
     run(step, batches)
     images = zoo.get(small.name).channels > 1
     assert step.plan.exact == ("rounding" if images or small.name == "char_lstm" else "bitwise")
+    if any(isinstance(module, nn.BatchNorm2d) for module in plain.model.modules()):
+        batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]
+    run(plain.plain_step, batches)
+    run(exact.plain_step, small.batches(steps, F64, size))
     right = exact.snapshot()
     return relative_error(plain.snapshot(), right, noise=1e-9), relative_error(work.snapshot(), right, noise=1e-9)
 
@@ -350,15 +351,18 @@ def test_channels_last_draws_the_same_random_numbers() -> None:
 
 
 @pytest.mark.parametrize("memory_format", ["auto", "preserve"])
-@pytest.mark.parametrize("activation", [nn.Hardtanh, nn.GLU, nn.LogSigmoid], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "rest", [[nn.Hardtanh], [nn.GLU], [nn.LogSigmoid, nn.MaxPool2d]], ids=lambda rest: str(rest[0])
+)
 def test_layouts_foretold_wrongly_are_learnt(
-    activation: Callable[[], nn.Module], memory_format: Any, monkeypatch: pytest.MonkeyPatch
+    rest: Sequence[Callable[..., nn.Module]], memory_format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backward of a group norm gives wrong numbers for a gradient in a layout that autograd did not see coming."""
     for table, empty in (("_AS_PRODUCT", ()), ("_CONTIGUOUS", ()), ("_learnt", {})):
         monkeypatch.setattr(foretold, table, empty)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), activation(), nn.MaxPool2d(2), nn.Flatten())
+    activation, *pool = rest
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), activation(), *(p(2) for p in pool), nn.Flatten())
     plain = training(model, towards_ramp)
     work = plain.twin()
     batches = [(x.contiguous(memory_format=torch.channels_last),) for (x,) in images(3)]
