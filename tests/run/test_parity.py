@@ -212,24 +212,20 @@ def test_loaded_state_is_seen(assign: bool) -> None:
 
 @dataclass(frozen=True)
 class Small:
-    """A model of the zoo made small enough for a test. `f32_size` keeps enough pixels for a layout to matter,
-    `f32_steps` is small where a batch norm over few pixels multiplies every error."""
+    """A model of the zoo made small enough for a test."""
 
     name: str
     size: int
     width: float
-    f32_size: int | None = None
-    f32_steps: int = 3
 
-    def training(self, dtype: torch.dtype, size: int | None = None, seed: int = 0) -> Training:
+    def training(self, dtype: torch.dtype, seed: int = 0) -> Training:
         torch.manual_seed(seed)
-        model = zoo.build(self.name, input_size=size or self.size, width=self.width, **self._classes())
+        model = zoo.build(self.name, input_size=self.size, width=self.width, **self._classes())
         return training(model.to(dtype), zoo.get(self.name).task.loss, small_steps)
 
-    def batches(self, count: int, dtype: torch.dtype, size: int | None = None) -> list[tuple[Tensor, ...]]:
-        model, seeds = zoo.get(self.name), range(count)
-        side = size or self.size
-        return [model.example(4, input_size=side, dtype=dtype, seed=seed, **self._classes()) for seed in seeds]
+    def batches(self, count: int, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+        model = zoo.get(self.name)
+        return [model.example(4, input_size=self.size, dtype=dtype, seed=n, **self._classes()) for n in range(count)]
 
     def _classes(self) -> dict[str, Any]:
         return {"classes": 7} if zoo.get(self.name).classes else {}
@@ -242,11 +238,11 @@ def small_steps(parameters: Any) -> torch.optim.Optimizer:
 ZOO = [
     Small("lenet", 28, 0.5),
     Small("alexnet", 63, 0.1),
-    Small("mobilenet_v2", 32, 0.35, 64, 1),
+    Small("mobilenet_v2", 32, 0.35),
     Small("squeezenet", 33, 0.25),
-    Small("googlenet", 32, 0.1, 64, 1),
-    Small("resnet18", 32, 0.125, 64, 1),
-    Small("resnet50", 32, 0.125, 64, 1),
+    Small("googlenet", 32, 0.1),
+    Small("resnet18", 32, 0.125),
+    Small("resnet50", 32, 0.125),
     Small("char_lstm", 6, 0.1),
     Small("bert_small", 8, 0.125),
     Small("autoencoder", 8, 0.25),
@@ -272,38 +268,32 @@ def test_zoo_in_float64(small: Small) -> None:
 
 @pytest.mark.parametrize("small", ZOO, ids=lambda small: small.name)
 def test_zoo_in_float32(small: Small) -> None:
-    """In the layout that the step chooses, its error to float64 is at most four times plain float32's own.
+    """Bitwise as plain float32, or with an error to float64 of at most four times that of plain float32: in the layout
+    that the step chooses for convolutions without batch norm, and for an LSTM, which it runs gate by gate.
 
-    PyTorch's batch norm adds up in float64 for contiguous batches and in float32 for channels-last ones, where its error
-    is some ten times larger: plain training is then given the layout that the step chose.
-    Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of four
+    Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of three
     seeds the best counts.
     """
+    rounds = small.name in ("alexnet", "squeezenet", "char_lstm")
     ratios = []
-    for seed in range(4):
-        own, found = float32_errors(small, seed)
-        ratios.append(found / own if own < 1e-2 else float("inf"))
+    for seed in range(3 if rounds else 1):
+        plain = small.training(torch.float32, seed)
+        work, batches = plain.twin(), small.batches(3, torch.float32)
+        step = et.prepare(work.model, work.loss, work.optimizer, batches[0])
+        run(step, batches)
+        run(plain.plain_step, batches)
+        assert step.plan.exact == ("rounding" if rounds else "bitwise")
+        if not rounds:
+            assert differing(work.snapshot(), plain.snapshot()) == []
+            return
+        exact = small.training(F64, seed)
+        run(exact.plain_step, small.batches(3, F64))
+        found, own = (relative_error(one.snapshot(), exact.snapshot(), noise=1e-9) for one in (work, plain))
+        assert own < 1e-4, "the comparison says nothing"
+        ratios.append(found / own)
         if ratios[-1] <= 4:
             return
     raise AssertionError(ratios)
-
-
-def float32_errors(small: Small, seed: int) -> tuple[float, float]:
-    """The error of plain float32 after a few steps, and that of a captured step."""
-    size, steps = small.f32_size, small.f32_steps
-    exact, plain = small.training(F64, size, seed), small.training(torch.float32, size, seed)
-    work = plain.twin()
-    batches = small.batches(steps, torch.float32, size)
-    step = et.prepare(work.model, work.loss, work.optimizer, batches[0])
-    run(step, batches)
-    images = zoo.get(small.name).channels > 1
-    assert step.plan.exact == ("rounding" if images or small.name == "char_lstm" else "bitwise")
-    if any(isinstance(module, nn.BatchNorm2d) for module in plain.model.modules()):
-        batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]
-    run(plain.plain_step, batches)
-    run(exact.plain_step, small.batches(steps, F64, size))
-    right = exact.snapshot()
-    return relative_error(plain.snapshot(), right, noise=1e-9), relative_error(work.snapshot(), right, noise=1e-9)
 
 
 # ---- precision ------------------------------------------------------------------------------------------------
@@ -337,10 +327,20 @@ def test_float32_as_it_comes_is_bitwise() -> None:
     assert_bitwise(work, plain, losses, plain_losses)
 
 
+def test_batch_norm_is_not_run_channels_last_unless_asked_for() -> None:
+    """PyTorch's batch norm adds up in float64 for contiguous batches, in float32 for channels-last ones."""
+    work = training(conv_net(), towards_ramp)
+    assert et.prepare(work.model, work.loss, work.optimizer, images(1)[0]).plan.exact == "bitwise"
+    without = training(
+        nn.Sequential(*(m for m in conv_net().children() if not isinstance(m, nn.BatchNorm2d))), towards_ramp
+    )
+    assert et.prepare(without.model, without.loss, without.optimizer, images(1)[0]).plan.exact == "rounding"
+
+
 def test_channels_last_draws_the_same_random_numbers() -> None:
     plain = training(conv_net(), towards_ramp)
     work = plain.twin()
-    step = et.prepare(work.model, work.loss, work.optimizer, images(1)[0])
+    step = et.prepare(work.model, work.loss, work.optimizer, images(1)[0], memory_format="channels_last")
     losses, plain_losses = run(step, images(4)), run(plain.plain_step, images(4))
     assert step.plan.exact == "rounding"
     laid_out = {t.stride for t in step.graph.tensors if t.shape == (4, 8, 8, 8)}
