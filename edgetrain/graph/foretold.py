@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -34,9 +35,12 @@ _AS_PRODUCT = (
 _CONTIGUOUS = (
     aten.log_sigmoid_forward.default,
     aten.glu_backward.default,
+    aten.mse_loss_backward.default,
     aten.huber_loss_backward.default,
     aten.smooth_l1_loss_backward.default,
 )
+# The gradient of the input is laid out as the input is, whatever the gradient that comes in.
+_AS_INPUT = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default)
 # Norms keep their statistics in the type of their parameters where that is not the type of the input (autocast); where
 # those parameters stand among the arguments.
 _NORMS = {
@@ -97,10 +101,8 @@ def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _NORMS:
         kept = next((p.dtype for p in args[_NORMS[func]] if p is not None), args[0].dtype)
         return result[0], *(torch.empty_like(t, dtype=kept) for t in result[1:])
-    if func is aten.native_group_norm_backward.default or (
-        func is aten.native_batch_norm_backward.default and is_channels_last(args[1])
-    ):
-        return torch.empty_like(args[1]), *result[1:]  # as the input is, whatever the gradient
+    if func in _AS_INPUT:
+        return torch.empty_like(args[1], memory_format=suggest_memory_format(args[1])), *result[1:]
     return result
 
 

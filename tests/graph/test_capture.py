@@ -1,0 +1,191 @@
+"""What is captured: predictions that compute what the model does, a Hugging Face BERT as it is, names of modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nets import CASES, F64, Case
+from plain import bits, differing, run, sgd, towards_ramp, training
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import edgetrain as et
+from edgetrain.errors import UserError
+from edgetrain.graph.ir import Atom, Graph, Ref, Value
+from edgetrain.ops import call
+
+
+class Interpreter:
+    """Runs a graph op by op, in order, with nothing freed and nothing overwritten: what its words mean, and no more."""
+
+    def __init__(self, graph: Graph, model: nn.Module, *batch: Any) -> None:
+        self.graph, self.values = graph, dict[int, Any]()
+        for t, source in graph.sources.items():
+            if source.sort == "input":
+                self.values[t] = batch[int(source.path)]
+            elif source.sort == "constant":
+                tensor = graph.tensors[t]
+                raw = torch.frombuffer(bytearray(graph.constants[t]), dtype=getattr(torch, tensor.dtype))
+                self.values[t] = raw.reshape(tensor.shape)
+            else:
+                kept = dict(model.named_parameters()) if source.sort == "parameter" else dict(model.named_buffers())
+                self.values[t] = kept[source.path]
+
+    def outputs(self) -> list[Tensor]:
+        with torch.no_grad():
+            for op in self.graph.ops:
+                args = [self._value(a) for a in op.args]
+                result = call.resolve(op.kind)(*args, **{key: self._value(value) for key, value in op.kwargs})
+                made = [result] if isinstance(result, Tensor) else list(result or [])
+                self.values |= {t: r for t, r in zip(op.outputs, made, strict=False) if t is not None}
+        return [self.values[t] for t in self.graph.outputs]
+
+    def _value(self, value: Value) -> Any:
+        if isinstance(value, Ref):
+            return self.values[value.tensor]
+        if isinstance(value, tuple):
+            return tuple(self._value(item) for item in value)
+        if isinstance(value, Atom):
+            return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
+        return value
+
+
+# What a prediction may read beside the model's own tensors, or draws even in eval mode.
+OWN_TENSORS = ("two closures",)
+RANDOM_IN_EVAL = ("noise", "numbers drawn for nothing", "attention with dropout", "gumbel softmax", "gradient penalty")
+
+
+def predicts_alike(case: Case) -> bool:
+    return case.name not in OWN_TENSORS and not case.name.startswith(RANDOM_IN_EVAL)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if predicts_alike(case)], ids=lambda case: case.name)
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+def test_prediction_is_what_the_model_gives_in_eval_mode(case: Case) -> None:
+    model, batch = case.model(), case.batch()
+    flags = [(name, module.training) for name, module in model.named_modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    graph = et.capture_inference(model, batch)
+    assert [(name, module.training) for name, module in model.named_modules()] == flags
+    assert differing(model.state_dict(), before) == []
+    assert {op.phase for op in graph.ops} <= {"forward"}
+    assert not graph.gradients
+    model.eval()
+    torch.manual_seed(0)
+    (found,) = Interpreter(graph, model, *batch).outputs()
+    model.load_state_dict(before)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert torch.equal(bits(found), bits(model(*batch)))
+
+
+def test_prediction_of_several_outputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            h = self.linear(x)
+            return {"first": h.tanh(), "rest": (h.relu(), [h.sum()])}
+
+    model, x = Two().double(), torch.randn(2, 3, dtype=F64)
+    graph = et.capture_inference(model, (x,))
+    h = model(x)
+    expected = [h["first"], h["rest"][0], h["rest"][1][0]]
+    for ours, theirs in zip(Interpreter(graph, model, x).outputs(), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_model_that_returns_no_tensor_is_refused() -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> str:
+            return "no tensor"
+
+    with pytest.raises(UserError, match="Nothing returns no tensor"):
+        et.capture_inference(Nothing(), (torch.ones(2),))
+
+
+# ---- a model of Hugging Face ----------------------------------------------------------------------------------
+
+
+def bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=12,
+    )  # fmt: skip
+    model: nn.Module = transformers.BertModel(config).double().train()
+    return model
+
+
+def first_token_loss(model: nn.Module, tokens: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+    hidden: Tensor = model(input_ids=tokens, attention_mask=mask).last_hidden_state
+    return F.cross_entropy(hidden[:, 0], y)
+
+
+def test_bert_is_captured_unchanged() -> None:
+    """With dropout, a padding mask and a pooler that the loss does not reach; five steps to the bit."""
+    tokens = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(9) < torch.tensor([[9], [5], [7]])).long()
+    batch = (tokens, mask, torch.tensor([3, 1, 15]))
+    plain = training(bert(), first_token_loss)
+    work = plain.twin()
+    with pytest.raises(UserError, match=r"pooler\.dense") as refused:
+        et.prepare(work.model, work.loss, work.optimizer, batch)
+    assert 'unused="freeze"' in str(refused.value)
+    step = et.prepare(work.model, work.loss, work.optimizer, batch, unused="freeze")
+    assert step.graph.unused == ("pooler.dense.weight", "pooler.dense.bias")
+    assert any(op.random for op in step.graph.ops)
+    assert torch.equal(run(step, [batch] * 5), run(plain.plain_step, [batch] * 5))
+    assert differing(work.snapshot(), plain.snapshot()) == []
+    found = {op.module for op in step.graph.ops if op.phase == "backward"}
+    assert any(name.startswith("encoder.layer.1.attention") for name in found)
+    assert any(name.startswith("embeddings") for name in found)
+
+
+# ---- where an op came from ------------------------------------------------------------------------------------
+
+
+def test_every_op_knows_its_module() -> None:
+    """Forward and backward ops carry the innermost module; what belongs to none is the loss's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Tanh()), nn.Flatten()
+    ).double()
+    graph = et.capture(model, towards_ramp, sgd(model.parameters()), (torch.randn(2, 2, 5, 5, dtype=F64),))
+    kinds = {
+        ("forward", "convolution"): {"0", "3.0"},
+        ("backward", "convolution_backward"): {"0", "3.0"},
+        ("forward", "native_batch_norm"): {"1"},
+        ("backward", "native_batch_norm_backward"): {"1"},
+        ("backward", "threshold_backward"): {"2"},
+        ("backward", "tanh_backward"): {"3.1"},
+        ("update", "sgd"): {"0", "1", "3.0"},
+    }
+    for (phase, kind), modules in kinds.items():
+        found = {op.module for op in graph.ops if op.phase == phase and op.kind.split(".")[1] == kind}
+        assert found == modules, (phase, kind)
+    nameless = {op.kind.split(".")[1] for op in graph.ops if not op.module}
+    assert not nameless & {"convolution", "native_batch_norm", "relu", "tanh"}
+    assert "linspace" in nameless
+
+
+def test_a_module_called_twice_is_named_each_time() -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(torch.sin(self.inner(x)))
+            return out
+
+    model = Again().double()
+    graph = et.capture(model, towards_ramp, sgd(model.parameters()), (torch.randn(2, 3, dtype=F64),))
+    modules = [(op.module, op.kind) for op in graph.ops if op.kind in ("aten.addmm.default", "aten.sin.default")]
+    assert modules == [("inner", "aten.addmm.default"), ("", "aten.sin.default"), ("inner", "aten.addmm.default")]
+    assert sorted(graph.tensors[p].name for p in graph.gradients) == ["inner.bias", "inner.weight"]

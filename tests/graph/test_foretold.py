@@ -1,0 +1,109 @@
+"""Layouts told without running a kernel are those that the kernel gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from edgetrain.graph import foretold
+
+aten = torch.ops.aten
+
+
+def contiguous(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(4, 6, 3, 5).to(dtype)
+
+
+def channels_last(dtype: torch.dtype = torch.float32) -> Tensor:
+    return contiguous(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def turned(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(6, 4, 5, 3).to(dtype).permute(1, 0, 3, 2)
+
+
+LAYOUTS = (contiguous, channels_last, turned)
+
+# The kernel, and its arguments with two tensors in the places of A and B.
+POINTWISE: dict[Any, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+    aten.hardtanh_backward.default: lambda a, b: (a, b, 0.0, 6.0),
+    aten.hardswish_backward.default: lambda a, b: (a, b),
+    aten.hardsigmoid_backward.default: lambda a, b: (a, b),
+    aten.softplus_backward.default: lambda a, b: (a, b, 1.0, 20.0),
+    aten.elu_backward.default: lambda a, b: (a, 1.0, 1.0, 1.0, False, b),
+    aten.threshold_backward.default: lambda a, b: (a, b, 0.0),
+    aten.leaky_relu_backward.default: lambda a, b: (a, b, 0.1, False),
+    aten.silu_backward.default: lambda a, b: (a, b),
+    aten.gelu_backward.default: lambda a, b: (a, b),
+    aten.mish_backward.default: lambda a, b: (a, b),
+    aten.sigmoid_backward.default: lambda a, b: (a, b),
+    aten.tanh_backward.default: lambda a, b: (a, b),
+    aten.huber_loss_backward.default: lambda a, b: (torch.rand(()), a, b, 1, 1.0),
+    aten.smooth_l1_loss_backward.default: lambda a, b: (torch.rand(()), a, b, 1, 1.0),
+    aten.mse_loss_backward.default: lambda a, b: (torch.rand(()), a, b, 1),
+    aten.log_sigmoid_forward.default: lambda a, _: (a,),
+    aten.glu_backward.default: lambda a, b: (a[:, :3], b, 1),
+    aten.native_batch_norm_backward.default: lambda a, b: (
+        a, b, torch.rand(6), torch.rand(6), torch.rand(6), torch.rand(6), torch.rand(6), True, 1e-5, [True, True, True],
+    ),
+    aten.native_group_norm_backward.default: lambda a, b: (
+        a, b, torch.rand(4, 2), torch.rand(4, 2), torch.rand(6), 4, 6, 15, 2, [True, True, True],
+    ),
+}  # fmt: skip
+
+
+def layouts(result: Any) -> list[tuple[Any, ...]]:
+    results = [result] if isinstance(result, Tensor) else list(result)
+    return [(tuple(t.shape), t.stride(), t.dtype) for t in results]
+
+
+def told(kernel: Any, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    mode = FakeTensorMode()
+    fakes = tuple(mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args)
+    with mode:
+        return layouts(foretold.result_of(kernel, fakes, {}))
+
+
+@pytest.mark.parametrize("second", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("first", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("kernel", POINTWISE, ids=str)
+def test_layouts_are_those_of_the_kernel(
+    kernel: Any, first: Callable[[], Tensor], second: Callable[[], Tensor]
+) -> None:
+    if kernel is aten.native_group_norm_backward.default and (second is not first or first is turned):
+        return  # autograd never calls it so, and the kernel counts on that
+    args = POINTWISE[kernel](first(), second())
+    assert told(kernel, args) == layouts(kernel(*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_norms_keep_statistics_in_the_type_of_their_parameters(dtype: torch.dtype, training: bool) -> None:
+    x, w = contiguous(dtype), torch.rand(6)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (aten.native_batch_norm.default, (x, w, w, w.clone(), w.clone(), training, 0.1, 1e-5)),
+        (aten.native_layer_norm.default, (x, [5], torch.rand(5), None, 1e-5)),
+        (aten.native_layer_norm.default, (x, [5], None, None, 1e-5)),
+        (aten.native_group_norm.default, (x, w, w, 4, 6, 15, 2, 1e-5)),
+    ]
+    for kernel, args in calls:
+        assert told(kernel, args) == layouts(kernel(*args)), kernel
+
+
+def test_what_was_learnt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foretold, "_learnt", {})
+    args = (contiguous(), channels_last())
+    before, nothing = told(aten.add.Tensor, args), foretold.learnt()
+    inputs = tuple((tuple(t.shape), t.stride(), "float32") for t in args)
+    stride = channels_last().stride()
+    assert foretold.learn("aten.add.Tensor", inputs, {0: stride})
+    assert not foretold.learn("aten.add.Tensor", inputs, {0: stride}), "it was known"
+    assert told(aten.add.Tensor, args) == [((4, 6, 3, 5), stride, torch.float32)] != before
+    assert told(aten.mul.Tensor, args) == before
+    assert told(aten.add.Tensor, args[::-1]) != before
+    assert foretold.learnt() != nothing, "a graph depends on it, so the cache must"
