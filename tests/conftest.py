@@ -26,9 +26,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Two threads that wait for each other on a busy machine take ten times as long as one."""
+    """Two threads that wait for each other on a busy machine take ten times as long as one. For the whole session, so
+    that what fixtures of a wider scope compute has the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

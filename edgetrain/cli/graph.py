@@ -37,7 +37,7 @@ def graph(
     Example: edgetrain graph lenet --batch 4
     """
     if optimizer not in OPTIMIZERS:
-        raise UserError(f"there is no optimizer {optimizer!r}", expected=", ".join(OPTIMIZERS))
+        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
     chosen = choose(model)
     net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
     captured: Graph

@@ -101,6 +101,8 @@ def _call(chosen: Chosen, **arguments: Any) -> nn.Module:
             f"{chosen.name} could not be called with classes={arguments['classes']}", received=str(error),
             expected="def function(classes): … that returns an nn.Module",
         ) from error  # fmt: skip
+    except Exception as error:
+        raise UserError(f"{chosen.name} failed", received=f"{type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{chosen.name} returned no nn.Module", received=type(model).__name__)
     return model

@@ -23,7 +23,7 @@ from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, default_path, read_json, write_atomic
 from edgetrain.plan.budget import show_bytes
-from edgetrain.run.step import prepare
+from edgetrain.run.step import prepare, refuse_budget
 from edgetrain.run.trainer import Progress as TrainProgress
 from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult
 from edgetrain.run.weights import load_weights
@@ -60,8 +60,12 @@ def train(
         int, typer.Option(help="Steps from one checkpoint to the next; 0: at the end only.")
     ] = 200,
     eval_every: Annotated[int, typer.Option(help="Epochs from one evaluation to the next.", min=1)] = 1,
-    memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
-    process_memory: Annotated[str | None, typer.Option(help="Budget for the process, such as 700MB.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Budget for the step's tensors, such as 300MB (not honoured yet).")
+    ] = None,
+    process_memory: Annotated[
+        str | None, typer.Option(help="Budget for the process, such as 700MB (not honoured yet).")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that kernels may use.", min=1)] = None,
     on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
     json: Json = False,
@@ -71,6 +75,13 @@ def train(
     Example: edgetrain train lenet --data digits --epochs 5 --out runs/first
     """
     given = {k: (str(v) if isinstance(v, Path) else v) for k, v in locals().items() if k not in ("json", "resume")}
+    refuse_budget(memory, process_memory)
+    if optimizer not in OPTIMIZERS:
+        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
+    if on not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"{on} is neither cpu nor cuda", param_hint="--on")
+    if schedule not in ("constant", "cosine", "step"):
+        raise typer.BadParameter(f"{schedule} is none of constant, cosine, step", param_hint="--schedule")
     if resume and out is None:
         raise UserError(
             "--resume needs the run folder", next_step="add --out DIR with the folder of the run to continue"
@@ -99,16 +110,12 @@ def train(
 
 
 def _place(on: str) -> torch.device:
-    if on not in ("cpu", "cuda"):
-        raise UserError(f"--on {on} is not a place to run", expected="cpu or cuda")
     if on == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no CUDA device here", received=f"torch {torch.__version__}", next_step="use --on cpu")
     return torch.device(on)
 
 
 def _optimizer(net: nn.Module, name: str, lr: float, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
-    if name not in OPTIMIZERS:
-        raise UserError(f"there is no optimizer {name!r}", expected=", ".join(OPTIMIZERS))
     parameters = [p for p in net.parameters() if p.requires_grad]
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)

@@ -50,6 +50,7 @@ class Walk:
         self.settings: list[tuple[Any, Any, Any]] = []
         self.cells: list[tuple[types.CellType, Any]] = []
         self.lengths: list[tuple[Any, int]] = []
+        self.slots: list[tuple[Any, str, Any]] = []
         self._paths: set[str] = set()
 
     @property
@@ -163,7 +164,7 @@ class Walk:
                 if nested:
                     for name, part in item.items():
                         self._put(name)
-                        if key != "_buffers":  # a step reads buffers anew, whichever they are
+                        if key != "_buffers":  # a step reads buffers anew; `Step` looks at their shapes
                             self._watch(item, name, part)
                         self.add(part, f"{path}.{name}")
                 else:
@@ -183,6 +184,7 @@ class Walk:
                     for cell, value in self.cells
                 )
                 or any(len(container) != number for container, number in self.lengths)
+                or any(_differs(getattr(value, slot, None), was) for value, slot, was in self.slots)
             )
         except (KeyError, IndexError, ValueError):  # it is gone; a cell that was emptied gives the last of these
             return True
@@ -198,11 +200,21 @@ class Walk:
         self.add(function.__code__, path)
         self.add((function.__defaults__, function.__kwdefaults__), path)
         self._add_cells(function, path)
-        for name in _names_in_use(function.__code__):
-            if name in function.__globals__:
-                self._put(name)
-                self._watch(function.__globals__, name, function.__globals__[name])
-                self.add(function.__globals__[name], name)
+        self._add_used(function.__globals__, _names_in_use(function.__code__), "", frozenset())
+
+    def _add_used(self, where: dict[str, Any], names: list[str], path: str, inside: frozenset[int]) -> None:
+        """The globals among `names`; of the user's own modules, what is used of them under these names."""
+        for name in names:
+            if name not in where:
+                continue
+            value = where[name]
+            self._put(name)
+            self._watch(where, name, value)
+            if not isinstance(value, types.ModuleType) or _installed(value.__name__):
+                self.add(value, f"{path}{name}")
+            elif id(value) not in inside:
+                self._alive.append(value)
+                self._add_used(vars(value), names, f"{path}{name}.", inside | {id(value)})
 
     def _add_cells(self, function: types.FunctionType, path: str) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -232,17 +244,15 @@ class Walk:
                 item, types.GetSetDescriptorType | types.MemberDescriptorType
             ):
                 self._put(key)
+                if not isinstance(item, types.FunctionType):
+                    self._watch(vars(cls), key, item)
                 self.add(item, f"{path}.{key}")
 
     def _add_python_module(self, module: types.ModuleType, path: str) -> None:
         package = _installed(module.__name__)
         self._put("python module", module.__name__, package)
-        if package:
-            return
-        if module.__file__ is None:
-            self._refuse(path, module)
-        else:
-            self._put(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest())
+        if not package:
+            self._refuse(path, module)  # which parts of it are used cannot be told
 
     def _add_instance(self, value: Any, path: str) -> None:
         attributes = getattr(value, "__dict__", None)
@@ -253,7 +263,10 @@ class Walk:
         self._put("object")
         self.add(type(value), path)
         self._add_attributes(value, path)
-        self.add([getattr(value, s, None) for s in slots if s not in ("__dict__", "__weakref__")], path)
+        for slot in slots:
+            if slot not in ("__dict__", "__weakref__"):
+                self.slots.append((value, slot, getattr(value, slot, None)))
+                self.add(getattr(value, slot, None), f"{path}.{slot}")
 
     def _add_attributes(self, value: Any, path: str) -> None:
         attributes = getattr(value, "__dict__", None)

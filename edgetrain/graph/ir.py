@@ -44,7 +44,8 @@ ITEM_BYTES = {
     "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 
-_KIND = re.compile(r"(aten|prims|edgetrain)\.\w+\.\w+")
+_KIND = re.compile(r"(aten|prims|edgetrain)\.(?!__)\w+\.(?!__)\w+")
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class Graph:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             graph = from_json(data)
-            if data.get("key", graph.key) != graph.key:
+            if data["key"] != graph.key:
                 raise ValueError(f"the content has key {graph.key}, expected {data['key']!r}")
         except FileNotFoundError as error:
             raise UserError(f"there is no graph file {path}") from error
@@ -197,9 +198,11 @@ class Graph:
                 f"{path} is not a graph file of edgetrain", received=f"{type(error).__name__}: {error}",
                 next_step="make it again with `edgetrain graph MODEL --out FILE`",
             ) from error  # fmt: skip
-        from edgetrain.graph.verify import verify  # here, because verify reads this module
+        from edgetrain.graph.verify import broken_rules  # here, because verify reads this module
 
-        verify(graph)
+        broken = broken_rules(graph)
+        if broken:
+            raise UserError(f"{path} holds no legal graph", received="; ".join(broken[:3]))
         return graph
 
 
@@ -300,6 +303,8 @@ def _op_from_json(data: Any) -> Op:
     name, kind, args, kwargs, outputs, phase, module, writes, flags = data
     if not _KIND.fullmatch(kind):
         raise ValueError(f"unknown op {kind!r}")
+    if not _NAME.fullmatch(name) or not all(_NAME.fullmatch(key) for key in kwargs):
+        raise ValueError(f"{name!r} or one of its keywords is no name")
     return Op(
         name=str(name),
         kind=kind,

@@ -124,12 +124,13 @@ def _must_stay_in_place(
     recording = recorder.recording
     lasting = {recording.storage(t) for t in persistent}
     made_at: dict[int, int] = {}
-    last_read = dict.fromkeys(keep, len(calls))
+    last_read: dict[int, int] = {}
     for number, call in enumerate(calls):
         for t in call.outputs:
             if t is not None:
                 made_at.setdefault(t, number)
         last_read.update(dict.fromkeys(_reads(call), number))
+    last_read.update(dict.fromkeys(keep, len(calls)))  # after the others: what is kept is read when all is over
     sharing: dict[int, list[int]] = {}
     for t in {*made_at, *last_read}:
         sharing.setdefault(recording.storage(t), []).append(t)

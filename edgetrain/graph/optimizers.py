@@ -56,6 +56,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
     """The parameters that a step trains, in the optimizer's order. Parameters that need no gradient are constants."""
     kind = kind_of(optimizer)
+    _check_hooks(optimizer)
     found = []
     for g, group in enumerate(optimizer.param_groups):
         _check_group(kind, g, group)
@@ -87,6 +88,17 @@ def _state_keys(kind: str, group: dict[str, Any]) -> tuple[str, ...]:
     if kind == "sgd":
         return ("momentum_buffer",) if group["momentum"] != 0 else ()
     return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """A captured step calls neither `optimizer.step()` nor `backward()`, so hooks on them would never run."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    if any(hooks) or any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
+        raise UserError(
+            "the optimizer or a parameter has hooks of step() or backward(), which a captured step never calls",
+            next_step="do what the hooks do in the loss or between steps, and remove them",
+        )
 
 
 def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:

@@ -1,9 +1,8 @@
 """A graph as text that people read: one line an op, what it makes and how large that is, and totals at the end.
 
 forward
-  convolution_1         aten.convolution        features.0.0   input.0, features.0.0.weight → float32[16,32,112,112]
-  25.7 MB native_batch_norm_1   aten.native_batch_norm  features.0.1   convolution_1, … → …  writes running_mean,
-  running_var
+  convolution_1        aten.convolution        features.0.0  input.0, … → float32[16,32,112,112]  25.7 MB
+  native_batch_norm_1  aten.native_batch_norm  features.0.1  convolution_1, … → …  writes features.0.1.running_mean
 """
 
 from __future__ import annotations

@@ -11,18 +11,25 @@ from collections.abc import Callable, Iterator
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import ITEM_BYTES, PERSISTENT, PHASES, ROLES, Graph, Op, Tensor
 
+Rule = Callable[[Graph], Iterator[str]]
+
 
 def verify(graph: Graph) -> None:
     """Raises InternalError with every rule that is broken (the first ten)."""
-    for rule in (_numbers, _storages, _order, _writes, _ends):
+    broken = broken_rules(graph)
+    if broken:
+        shown = "\n".join(f"  - {text}" for text in broken[:10])
+        raise InternalError(f"not a legal graph:\n{shown}")
+
+
+def broken_rules(graph: Graph) -> list[str]:
+    """What is wrong with the graph; nothing if it is legal."""
+    rules: tuple[Rule, ...] = (_numbers, _storages, _order, _writes, _ends)
+    for rule in rules:
         broken = list(rule(graph))
         if broken:
-            # Later rules rely on earlier ones, so they are not asked.
-            shown = "\n".join(f"  - {text}" for text in broken[:10])
-            raise InternalError(f"not a legal graph:\n{shown}")
-
-
-Rule = Callable[[Graph], Iterator[str]]
+            return broken  # later rules rely on earlier ones, so they are not asked
+    return []
 
 
 def _numbers(graph: Graph) -> Iterator[str]:
@@ -112,7 +119,7 @@ def _outputs(graph: Graph, op: Op, made: set[int], filled: set[int]) -> Iterator
 
 
 def _writes(graph: Graph) -> Iterator[str]:
-    """An op changes only what it reads; only updates change parameters and state."""
+    """An op changes only what it reads; only updates change optimizer state."""
     for op in graph.ops:
         read = {graph.tensors[t].storage for t in op.reads}
         for storage in op.writes:
@@ -121,6 +128,9 @@ def _writes(graph: Graph) -> Iterator[str]:
                 yield f"{op.name} changes storage {storage}, which it does not read"
             if role == "state" and op.phase != "update":
                 yield f"{op.name} ({op.phase}) changes optimizer state"
+        places = dict(op.kwargs)
+        if op.phase == "update" and not all(type(places.get(k)) is int for k in ("group", "index")):
+            yield f"{op.name} does not say which parameter of the optimizer it updates"
         if op.view and op.writes:
             yield f"{op.name} is a view and changes something"
         if (op.phase == "update") != op.kind.startswith("edgetrain."):

@@ -35,12 +35,12 @@ def resolve(kind: str) -> Callable[..., Any]:
     namespace, name, overload = kind.split(".")
     packet = getattr(getattr(torch.ops, namespace), name, None) if name not in _REFUSED else None
     found = getattr(packet, overload, None)
-    if found is None:
+    if not isinstance(found, torch._ops.OpOverload):
         raise UserError(
             f"this PyTorch has no op {kind}", received=f"torch {torch.__version__}",
             next_step="capture the graph again with the PyTorch that runs it",
         )  # fmt: skip
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:
@@ -51,18 +51,13 @@ def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:
     found = [op.args[0]] if name in _BACKWARD or (name in (*_UNARY, *_BINARY) and _has_in_place(op)) else []
     if name in ("add", "mul") and overload == "Tensor" and not op.kwargs and len(op.args) == 2:
         found.append(op.args[1])
-    result = graph.tensors[op.outputs[0]]
-    return tuple(
-        ref.tensor
-        for ref in found
-        if isinstance(ref, Ref) and _same_bytes(graph, ref.tensor, op.outputs[0], result.dtype)
-    )
+    return tuple(ref.tensor for ref in found if isinstance(ref, Ref) and _same_bytes(graph, ref.tensor, op.outputs[0]))
 
 
-def _same_bytes(graph: Graph, target: int, result: int, dtype: str) -> bool:
+def _same_bytes(graph: Graph, target: int, result: int) -> bool:
     """The target fills its storage, laid out just as the result is."""
     a, b = graph.tensors[target], graph.tensors[result]
-    same = (a.shape, a.stride, a.dtype, a.offset) == (b.shape, b.stride, dtype, b.offset)
+    same = (a.shape, a.stride, a.dtype, a.offset) == (b.shape, b.stride, b.dtype, b.offset)
     return same and graph.storages[a.storage].n_bytes == graph.storages[b.storage].n_bytes == a.n_bytes
 
 

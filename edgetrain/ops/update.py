@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from edgetrain.errors import UserError
+
 State = MutableMapping[str, Any]
 
 
@@ -63,6 +65,20 @@ def make_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> boo
     for key in ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if given.amsgrad else ())):
         state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
     return True
+
+
+def check_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> None:
+    """Before anything changes: is the state what the update will read? A wrong one would fail halfway."""
+    keys = ("momentum_buffer",) if kind == "sgd" else ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) * given.amsgrad))
+    for key in keys:
+        found = state.get(key)
+        if not isinstance(found, torch.Tensor) or found.shape != p.shape or found.device != p.device:
+            raise UserError(
+                f"the optimizer's state of a parameter of shape {tuple(p.shape)} does not fit",
+                expected=f"{key} of the same shape and device",
+                received="nothing" if found is None else str(tuple(getattr(found, "shape", ()))),
+                next_step="load the state of an optimizer with the same settings, or start with a fresh optimizer",
+            )
 
 
 def sgd(

@@ -48,9 +48,11 @@ def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
 
 
 def early_order(graph: Graph) -> list[int]:
-    """The captured order with each update moved up to where all that it waits for has run: the op that makes its
-    gradient,
-    and every reader of the parameter (the gradient of a layer's input still needs the old weight)."""
+    """The captured order with each update moved up to where all that it waits for has run.
+
+    It waits for the op that makes its gradient and for every reader of the parameter: the gradient of a layer's input
+    still needs the old weight.
+    """
     last_touch: dict[int, int] = {}
     for number, op in enumerate(graph.ops):
         if op.phase != "update":

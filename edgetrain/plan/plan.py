@@ -36,14 +36,17 @@ class Free:
 Action = Compute | Free
 
 
+_SAID = {"bitwise": "numbers bitwise", "rounding": "numbers to rounding", "no": "other numbers than plain training"}
+
+
 @dataclass(frozen=True)
 class Plan:
-    """
+    """What happens in a step, and what it takes.
+
     exact:   how its numbers relate to plain PyTorch's: the same bits, the same but for rounding, or not the same.
     updates: "early": each parameter is updated as soon as its gradient is there; a copy of what an update changes is
-    kept
-             until the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step, when
-             nothing can fail any more. Either way a step that fails changes nothing.
+             kept until the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step,
+             when nothing can fail any more. Either way a step that fails changes nothing.
     """
 
     planner: str
@@ -61,7 +64,7 @@ class Plan:
             f"{self.planner}: {sum(isinstance(a, Compute) for a in self.schedule)} ops, "
             f"peak {self.peak_bytes / mb:.1f} MB of tensors "
             f"({self.persistent_bytes / mb:.1f} MB of it parameters, state, buffers and inputs), "
-            f"updates {self.updates}, numbers {'bitwise' if self.exact == 'bitwise' else 'to ' + self.exact}"
+            f"updates {self.updates}, {_SAID[self.exact]}"
         )
 
     def save(self, path: str | Path) -> None:
@@ -73,6 +76,8 @@ class Plan:
             return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise UserError(f"there is no plan file {path}") from error
+        except OSError as error:
+            raise UserError(f"the plan file {path} cannot be read", received=str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{path} is not a plan file of edgetrain", received=f"{type(error).__name__}: {error}"
@@ -114,6 +119,8 @@ def _from_json(data: dict[str, Any]) -> Plan:
 
 def _action(row: Any) -> Action:
     if not all(type(n) is int for n in row) or not 1 <= len(row) <= 2 or row == [-1]:
+        raise ValueError(f"an action is {row!r}")
+    if min(row) < -1 or row[-1] == -1:
         raise ValueError(f"an action is {row!r}")
     if row[0] == -1:
         return Free(row[1])

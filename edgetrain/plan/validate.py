@@ -1,16 +1,16 @@
 """Is a plan right for a graph? An independent and deliberately simple check that every plan passes before it runs.
 
-It shares no code with the planners or with `lifetimes.py`: it plays the schedule through on the graph alone, byte by
+It shares no code with the planners or with `lifetimes.py` (what a kernel can overwrite it asks of `ops/call.py`, as the
+executor does): it plays the schedule through on the graph alone, byte by
 byte, and believes nothing that the plan says of itself.
 """
 
 from __future__ import annotations
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.ir import Graph
+from edgetrain.graph.ir import PERSISTENT, Graph
+from edgetrain.ops.call import overwritable
 from edgetrain.plan.plan import Compute, Free, Plan
-
-_LASTING = ("parameter", "buffer", "state", "input", "constant")
 
 
 def validate(graph: Graph, plan: Plan) -> None:
@@ -35,7 +35,7 @@ class _Play:
         self.undo = 0
         self.peak = 0
         for number, storage in enumerate(graph.storages):
-            if storage.role in _LASTING:
+            if storage.role in PERSISTENT:
                 self.bytes_of[number] = storage.n_bytes
         for t in graph.sources:
             self.made.setdefault(graph.tensors[t].storage, set()).add(t)
@@ -56,13 +56,14 @@ class _Play:
             wanted |= set(self.graph.gradients.values())  # without updates the gradients are the result
         allowed = {self.graph.tensors[t].storage for t in wanted}
         for storage in self.bytes_of:
-            lasts = self.graph.storages[storage].role in _LASTING
+            lasts = self.graph.storages[storage].role in PERSISTENT
             self._require(lasts or storage in allowed, f"storage {storage} is never freed")
         said = (self.plan.peak_bytes, self.plan.persistent_bytes, self.plan.undo_bytes)
         found = (self.peak, self.lasting, self.undo)
         self._require(said == found, f"the plan says (peak, persistent, undo) = {said} bytes; it is {found}")
 
     def _compute(self, action: Compute) -> None:
+        self._require(0 <= action.op < len(self.graph.ops), f"there is no op {action.op}")
         op = self.graph.ops[action.op]
         self._require(action.op not in self.done, f"{op.name} runs twice")
         for t in op.reads:
@@ -97,16 +98,19 @@ class _Play:
         op, into = self.graph.ops[action.op], action.into
         (t,) = op.creates
         result, storage = self.graph.tensors[t], self.graph.storages[self.graph.tensors[t].storage]
-        held = into is not None and into in self.bytes_of and self.graph.storages[into].role not in _LASTING
+        held = into is not None and into in self.bytes_of and self.graph.storages[into].role not in PERSISTENT
         self._require(held, f"{op.name} overwrites storage {into}, which it must not")
         assert into is not None
+        targets = [self.graph.tensors[t].storage for t in overwritable(self.graph, op)]
+        reads = [self.graph.tensors[t].storage for t in op.reads]
+        self._require(into in targets and reads.count(into) == 1, f"{op.name} cannot overwrite storage {into}")
         fits = storage.n_bytes == self.graph.storages[into].n_bytes == result.n_bytes
         self._require(fits, f"{op.name} overwrites storage {into} of another size")
         self._free(into)
 
     def _free(self, storage: int) -> None:
         self._require(storage in self.bytes_of, f"storage {storage} is freed, but is not there")
-        self._require(self.graph.storages[storage].role not in _LASTING, f"storage {storage} must outlive the step")
+        self._require(self.graph.storages[storage].role not in PERSISTENT, f"storage {storage} must outlive the step")
         del self.bytes_of[storage]
         self.made.pop(storage, None)
 

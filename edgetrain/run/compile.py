@@ -125,7 +125,7 @@ class _Writer:
         return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
 
     def _compute(self, position: int, action: Compute, op: Op) -> Iterator[str]:
-        note = f"  # {op.name}" + (f", {_comment(op.module)}" if op.module else "")
+        note = f"  # {_comment(op.name)}" + (f", {_comment(op.module)}" if op.module else "")
         if op.phase == "update":
             yield from self._update(position, op, note)
             return
@@ -180,7 +180,7 @@ class _Writer:
         scratch = self.graph.tensors[g].storage in freed and _owns_all(self.graph, g)
         self.allocates_late |= not scratch
         undo = "undo" if self.plan.updates == "early" else "None"
-        group = dict(op.kwargs)["group"]
+        group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
         yield f"    {function}(t{p}, t{g}, states[{slot}], given[{group}], fresh[{slot}], {scratch}, {undo}){note}"
 
     def _free(self, storage: int) -> Iterator[str]:
@@ -254,4 +254,4 @@ def _check(tensor: torch.Tensor, what: str) -> None:
 
 
 class NotFinite(Exception):
-    """Raised inside a step that was asked to check; `Step` turns it into a UserError after taking the step back."""
+    """Raised inside a step that was asked to check; `CompiledStep` takes the step back and tells the user."""

@@ -197,7 +197,10 @@ class CompiledStep:
                 before.append((parameter, None if there is None else dict(there)))
             state: update.State = {} if stateless else self._optimizer.state[parameter]
             states.append(state)
-            fresh.append(not stateless and update.make_state(self._kind, parameter, state, given[_place(op)[0]]))
+            settings = given[_place(op)[0]]
+            fresh.append(not stateless and update.make_state(self._kind, parameter, state, settings))
+            if not stateless:
+                update.check_state(self._kind, parameter, state, settings)
         return states, fresh
 
     def _put_back_states(self, before: list[tuple[torch.Tensor, update.State | None]]) -> None:

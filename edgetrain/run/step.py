@@ -74,17 +74,21 @@ def prepare(
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see run/allocator.py); False leaves malloc as it is.
     """
+    refuse_budget(memory, process_memory)
+    if planner not in ("auto", "keep-all"):
+        raise UserError(f"there is no planner {planner!r}", expected='"auto" or "keep-all"')
+    step = Step(model, loss, optimizer, Options(unused, memory_format, check_finite, keep_memory, use_cache))
+    step.compiled(*check_example(example))
+    return step
+
+
+def refuse_budget(memory: int | str | None, process_memory: int | str | None) -> None:
     for name, value in (("memory", memory), ("process_memory", process_memory)):
         if value is not None:
             raise UserError(
                 f"{name} is not honoured yet: the planner that keeps a budget in bytes is not part of this version",
                 next_step=f"leave {name} out; step.plan.peak_bytes tells what a step takes",
             )
-    if planner not in ("auto", "keep-all"):
-        raise UserError(f"there is no planner {planner!r}", expected='"auto" or "keep-all"')
-    step = Step(model, loss, optimizer, Options(unused, memory_format, check_finite, keep_memory, use_cache))
-    step.compiled(*check_example(example))
-    return step
 
 
 class Step:
@@ -164,7 +168,12 @@ class Step:
         return (
             tuple((t.shape, t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch),
             tuple((id(module), module.training) for module in self._model.modules()),
-            tuple((p.dtype, p.stride()) for p in self._model.parameters()),
+            tuple((p.shape, p.dtype, p.stride()) for p in self._model.parameters()),
+            tuple(
+                None if b is None else (b.shape, b.dtype, b.stride())
+                for module in self._model.modules()
+                for b in module._buffers.values()
+            ),
             optimizers.structure(self._optimizer),
             settings(),
         )
@@ -212,4 +221,5 @@ class Step:
     def _exact(self, memory_format: MemoryFormat) -> Exact:
         # A captured LSTM runs gate by gate; plain PyTorch has a fused kernel for these types that rounds otherwise.
         fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self._model.modules())
+        fused |= any(group.get("fused") for group in self._optimizer.param_groups)
         return "rounding" if fused or memory_format == "channels_last" else "bitwise"

@@ -28,6 +28,9 @@ def small(classes):
 
 def broken(classes):
     return "no module"
+
+def raising(classes):
+    raise ValueError("not today")
 """
 
 
@@ -71,6 +74,10 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
     assert run("train").code == 2
     assert run("train", "lenet", "--batch", "many").code == 2
     assert run("no-such-command").code == 2
+    for words in (("--optimizer", "magic"), ("--on", "tpu"), ("--schedule", "bogus")):
+        ended = run("train", "lenet", *words)
+        assert ended.code == 2
+        assert words[0] in ended.err
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,6 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
     [
         (("train", "lnet"), "lenet"),
         (("train", "lenet", "--data", "nowhere/at/all"), "nowhere/at/all"),
-        (("train", "lenet", "--optimizer", "magic"), "sgd, adam, adamw"),
         (("train", "lenet", "--memory", "300MB"), "memory is not honoured yet"),
         (("train", "lenet", "--on", "cuda"), "CUDA" if not torch.cuda.is_available() else ""),
         (("train", "lenet", "--resume"), "--out"),
@@ -87,6 +93,7 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
         (("graph", "own.py"), "own.py:build"),
         (("graph", "own.py:nothing"), "small"),
         (("graph", "own.py:broken"), "returned no nn.Module"),
+        (("graph", "own.py:raising"), "own.py:raising failed"),
         (("report", "nowhere"), "no run folder"),
     ],
 )

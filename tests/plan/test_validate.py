@@ -115,6 +115,10 @@ def overwrite_an_input(graph: Graph, plan: Plan) -> Plan:
     )
 
 
+def no_such_op(graph: Graph, plan: Plan) -> Plan:
+    return replace(plan, schedule=(*plan.schedule, Compute(-1)))
+
+
 def lie(**said: int) -> Callable[[Graph, Plan], Plan]:
     return lambda graph, plan: replace(plan, **said)  # type: ignore[arg-type]
 
@@ -132,6 +136,7 @@ def lie(**said: int) -> Callable[[Graph, Plan], Plan]:
         (update_before_a_reader, "overtakes|not there"),
         (swap_random_ops, "overtakes|not there"),
         (overwrite_an_input, "overwrites"),
+        (no_such_op, "no op -1"),
         (lie(peak_bytes=1), "peak"),
         (lie(undo_bytes=1), "undo"),
         (lie(persistent_bytes=1), "persistent"),

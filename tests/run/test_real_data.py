@@ -82,7 +82,7 @@ def test_resnet18_on_cifar_reaches_what_plain_pytorch_reaches() -> None:
         return step
 
     reached = train(plain)
-    assert reached > 0.3  # far above the 0.1 of guessing
+    assert reached > 0.2  # far above the 0.1 of guessing
     bitwise = train(lambda m, o: et.prepare(m, loss, o, batches[0], memory_format="preserve"))
     assert bitwise == reached
     # By default images run channels-last, which rounds otherwise: another sample of the same training.
