@@ -30,6 +30,7 @@ class Model(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
         self.slotted = Slotted()
         self.mask: torch.Tensor | None
+        self.wide: torch.Tensor
         self.register_buffer("mask", None)
         self.register_buffer("wide", torch.ones(3))
 
