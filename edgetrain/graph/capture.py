@@ -252,8 +252,8 @@ class _Capture:
         outputs = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
         if not outputs:
             raise UserError(f"{type(self.model).__name__} returns no tensor", received=type(result).__name__)
+        numbers = [self.recorder.number(t) for t in outputs]  # first: a buffer may be given out that nothing reads
         self._name_persistent([])
-        numbers = [self.recorder.number(t) for t in outputs]
         graph = self._graph(lower(self.recorder, numbers, self.names), numbers)
         verify(graph)
         return graph
@@ -274,6 +274,7 @@ class _Capture:
         except Exception as error:
             raise _explain(error, self.recorder.module, type(self.model).__name__) from error
         finally:
+            self.recorder.forget_history()
             for held, copied in before:
                 _put_back(held, copied)
         if stored:

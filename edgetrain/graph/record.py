@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._stack: list[str] = []
         self._number_of: dict[int, int] = {}
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
         self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
         # module made a node, and so which module a backward call belongs to.
@@ -153,7 +154,15 @@ class Recorder(TorchDispatchMode):
             fake = self.fake_mode.from_tensor(plain, static_shapes=True)
             found = self._fake_of_real[id(real)] = (real, fake)
             self.recording.externals[self._number(fake)] = real
+            if real.grad_fn is None:
+                self._leaves.append(real)
         return found[1]
+
+    def forget_history(self) -> None:
+        """Autograd notes a write in place on the real tensor, though only its fake was written: take that off again."""
+        for real in self._leaves:
+            if real.grad_fn is not None:
+                real.detach_()
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         self.visited[id(module)] = module

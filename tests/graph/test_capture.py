@@ -72,6 +72,30 @@ def test_a_model_that_returns_no_tensor_is_refused() -> None:
         et.capture_inference(Nothing(), (torch.ones(2),))
 
 
+def test_a_buffer_that_takes_in_a_gradient_is_left_a_leaf() -> None:
+    """Autograd notes a write on the tensor itself, however faked the kernel: nothing of that may stay."""
+
+    class Keeps(nn.Module):
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("mean", torch.zeros(2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h: Tensor = self.linear(x)
+            self.mean.mul_(0.5)
+            self.mean[0] += h.mean(0)
+            return h
+
+    model, x = Keeps().double(), torch.randn(2, 3, dtype=F64)
+    et.capture(model, towards_ramp, sgd(model.parameters()), (x,))
+    assert model.mean.grad_fn is None
+    assert not model.mean.requires_grad
+    assert not model.mean.any()
+
+
 # ---- a model of Hugging Face ----------------------------------------------------------------------------------
 
 
