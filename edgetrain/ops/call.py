@@ -35,7 +35,8 @@ def resolve(kind: str) -> Callable[..., Any]:
     namespace, name, overload = kind.split(".")
     packet = getattr(getattr(torch.ops, namespace), name, None) if name not in _REFUSED else None
     found = getattr(packet, overload, None)
-    if not isinstance(found, torch._ops.OpOverload):
+    # TorchScript's own functions, one of which writes files, are in the same place; no kernel is registered for them.
+    if not isinstance(found, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(found.name()):
         raise UserError(
             f"this PyTorch has no op {kind}", received=f"torch {torch.__version__}",
             next_step="capture the graph again with the PyTorch that runs it",

@@ -74,7 +74,8 @@ class CompiledStep:
         self._kind = optimizers.kind_of(optimizer)
         self._program = build(graph, plan, check_finite=check_finite)
         self._checked = False
-        self._binders = [self._binder(graph.sources[t], t) for t in self._program.held]
+        self._require_same_optimizer()
+        self._binders = [self._bound(graph.sources[t], t) for t in self._program.held]
 
     @property
     def source(self) -> str:
@@ -216,6 +217,28 @@ class CompiledStep:
         parameter: torch.Tensor = self._optimizer.param_groups[group]["params"][index]
         return parameter
 
+    def _require_same_optimizer(self) -> None:
+        """The updates of the graph are those of this optimizer, parameter by parameter and state by state."""
+        trained = {one.path: one for one in optimizers.trained(self._optimizer)}
+        for op in self._program.updates:
+            one = trained.get("{}.{}".format(*_place(op)))
+            steps = ("step",) if one is not None and one.counts_steps else ()
+            keys = {self.graph.sources[t].path.rpartition(".")[2] for t in op.reads[2:]}
+            if one is None or keys != {*one.state_keys, *steps} or op.kind != f"edgetrain.{self._kind}.update":
+                raise _other("optimizer", f"{op.kind} of {self.graph.tensors[op.reads[0]].name}, with {sorted(keys)}")
+
+    def _bound(self, source: Source, t: int) -> Callable[[], torch.Tensor]:
+        """A binder that gives a tensor of the shape and type that the graph was captured with."""
+        tensor = self.graph.tensors[t]
+        try:
+            bind = self._binder(source, t)
+            real = bind()
+        except (AttributeError, KeyError, IndexError) as error:
+            raise _other("model", f"{source.sort} {source.path}, {tensor}") from error
+        if (tuple(real.shape), str(real.dtype)) != (tensor.shape, f"torch.{tensor.dtype}"):
+            raise _other("model", f"{source.sort} {source.path}, {tensor}")
+        return bind
+
     def _binder(self, source: Source, t: int) -> Callable[[], torch.Tensor]:
         """A function that gives the live tensor, so that what the user puts in its place between steps is seen."""
         if source.sort == "optimizer":
@@ -255,6 +278,14 @@ def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:
     """The strides that matter: one along a dimension of a single element is never taken."""
     stride = tensor.stride if isinstance(tensor, Tensor) else tensor.stride()
     return tuple(step for step, n in zip(stride, tensor.shape, strict=True) if n > 1)
+
+
+def _other(what: str, expected: str) -> UserError:
+    return UserError(
+        f"the graph was captured with another {what}",
+        expected=expected,
+        next_step=f"capture it with this {what}, or call et.prepare, which does",
+    )
 
 
 def _place(op: Op) -> tuple[int, int]:

@@ -63,7 +63,7 @@ def towards_ramp(model: nn.Module, *batch: Any) -> Tensor:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:

@@ -21,6 +21,7 @@ from edgetrain.graph.verify import verify
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.validate import validate
+from edgetrain.run.compiled import LayoutMismatch
 
 WIDTH, BATCH = 4, 3
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60"))
@@ -115,6 +116,16 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), x)
 
 
+def compiled(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, updates: Updates) -> et.CompiledStep:
+    graph = et.capture(model, loss, optimizer, (x,), use_cache=False, unused="freeze")
+    verify(graph)
+    plan = keep_all(graph, updates=updates)
+    validate(graph, plan)
+    step = et.compile(graph, plan, model, optimizer)
+    assert step.trace_memory(x).peak_bytes == plan.peak_bytes  # raises where a byte is not as planned
+    return step
+
+
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
@@ -127,12 +138,7 @@ def test_a_random_program_trains_as_in_plain_pytorch(code: list[Instruction], up
     sgd = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
     plain_optimizer = torch.optim.SGD(plain.parameters(), **sgd)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(ours.parameters(), **sgd)  # type: ignore[arg-type]
-    graph = et.capture(ours, loss, optimizer, (x,), use_cache=False, unused="freeze")
-    verify(graph)
-    plan = keep_all(graph, updates=updates)
-    validate(graph, plan)
-    step = et.compile(graph, plan, ours, optimizer)
-    assert step.trace_memory(x).peak_bytes == plan.peak_bytes  # raises where a byte is not as planned
+    step = compiled(ours, optimizer, x, updates)
     for number in range(3):
         torch.manual_seed(number)
         plain_optimizer.zero_grad()
@@ -140,6 +146,12 @@ def test_a_random_program_trains_as_in_plain_pytorch(code: list[Instruction], up
         expected.backward()
         plain_optimizer.step()
         torch.manual_seed(number)
-        assert torch.equal(step(x), expected.detach())
+        try:
+            value = step(x)
+        except LayoutMismatch:  # it is learnt, nothing has changed, and the next capture knows: what `prepare` does
+            step = compiled(ours, optimizer, x, updates)
+            torch.manual_seed(number)
+            value = step(x)
+        assert torch.equal(value, expected.detach())
     for (name, a), b in zip(plain.state_dict().items(), ours.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
