@@ -26,13 +26,21 @@ bench: $(VENV)/.test
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+# PyTorch first: the arena and the kernels in edgetrain/native are built for the one that is there.
+NATIVE := setup.py $(wildcard edgetrain/native/*.cpp)
+
+$(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	@command -v c++ >/dev/null || sh ./install-system-package g++
+	$(PIP) torch
+	@touch $@
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -2,15 +2,20 @@
 training really costs.
 
 The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
-`capture` → Graph → `keep_all` → Plan → `compile` → a step that one calls. `prepare` does all of it.
+`capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.
+`prepare` does all of it.
 """
 
+from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.table import Costs
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import verify
+from edgetrain.plan.budget import Budget
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.planning import plan
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.compiled import compile_step as compile  # noqa: A004  # et.compile is the stage's name
 from edgetrain.run.memory import MemoryTrace
@@ -19,7 +24,9 @@ from edgetrain.run.step import Step, prepare
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "CompiledStep",
+    "Costs",
     "EdgetrainError",
     "Graph",
     "Infeasible",
@@ -33,6 +40,8 @@ __all__ = [
     "capture_inference",
     "compile",
     "keep_all",
+    "measure_costs",
+    "plan",
     "prepare",
     "verify",
 ]

@@ -22,8 +22,9 @@ from edgetrain.cli.models_and_data import build_for, choose, load_data
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, default_path, read_json, write_atomic
-from edgetrain.plan.budget import show_bytes
-from edgetrain.run.step import prepare, refuse_budget
+from edgetrain.plan.budget import parse_bytes, show_bytes
+from edgetrain.plan.planning import PLANNERS
+from edgetrain.run.step import prepare
 from edgetrain.run.trainer import Progress as TrainProgress
 from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult
 from edgetrain.run.weights import load_weights
@@ -60,12 +61,11 @@ def train(
         int, typer.Option(help="Steps from one checkpoint to the next; 0: at the end only.")
     ] = 200,
     eval_every: Annotated[int, typer.Option(help="Epochs from one evaluation to the next.", min=1)] = 1,
-    memory: Annotated[
-        str | None, typer.Option(help="Budget for the step's tensors, such as 300MB (not honoured yet).")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
     process_memory: Annotated[
-        str | None, typer.Option(help="Budget for the process, such as 700MB (not honoured yet).")
+        str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
+    planner: Annotated[str, typer.Option(help=f"Who plans the step: {', '.join(PLANNERS)}.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads that kernels may use.", min=1)] = None,
     on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
     json: Json = False,
@@ -75,7 +75,9 @@ def train(
     Example: edgetrain train lenet --data digits --epochs 5 --out runs/first
     """
     given = {k: (str(v) if isinstance(v, Path) else v) for k, v in locals().items() if k not in ("json", "resume")}
-    refuse_budget(memory, process_memory)
+    for amount in (memory, process_memory):
+        if amount is not None:
+            parse_bytes(amount)
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
     if on not in ("cpu", "cuda"):
@@ -104,7 +106,7 @@ def train(
     folder = _folder(out, given, resume)
     result = _run(
         folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
-        memory=memory, process_memory=process_memory, resume=resume, given=given,
+        memory=memory, process_memory=process_memory, planner=planner, resume=resume, given=given,
     )  # fmt: skip
     _tell(result, folder, given, json)
 
@@ -143,7 +145,7 @@ def _folder(out: Path | None, given: dict[str, Any], resume: bool) -> RunFolder:
 def _run(
     folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
     optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
-    resume: bool, given: dict[str, Any],
+    planner: str, resume: bool, given: dict[str, Any],
 ) -> TrainResult:  # fmt: skip
     net.train()
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
@@ -151,7 +153,7 @@ def _run(
         first = _to(data.train.batch(torch.arange(config.batch) % len(data.train)), place)
 
     def make_step() -> Any:
-        step = prepare(net, task.loss, optimizer, first, memory=memory, process_memory=process_memory)
+        step = prepare(net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner)
         notes.print(f"step: {step.plan}")
         return lambda *batch: step(*_to(batch, place))
 

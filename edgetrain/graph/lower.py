@@ -225,7 +225,9 @@ class _Builder:
             writes = tuple(dict.fromkeys(self._storage(t, "activation") for t in call.writes))
         elif call.writes:
             func = out_of_place(self.recorder, call)
-            self.storage_of.pop(self.recording.storage(call.writes[0]))
+            assert func is not None  # or the call would be in place
+            if func._schema.returns[0].alias_info is None:  # `as_strided_` and its like only change the view
+                self.storage_of.pop(self.recording.storage(call.writes[0]))
             self.tensor_of.pop(call.writes[0])
         role: Role = "gradient" if call.phase == "backward" else "activation"
         known = set(self.storage_of.values())

@@ -133,7 +133,7 @@ def _writes(graph: Graph) -> Iterator[str]:
             yield f"{op.name} does not say which parameter of the optimizer it updates"
         if op.view and op.writes:
             yield f"{op.name} is a view and changes something"
-        if (op.phase == "update") != op.kind.startswith("edgetrain."):
+        if (op.phase == "update") != (op.kind.startswith("edgetrain.") and op.kind.endswith(".update")):
             yield f"{op.name} of kind {op.kind} stands in phase {op.phase}"
 
 

@@ -12,6 +12,15 @@ import torch
 
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, Ref
+from edgetrain.ops import norm
+
+OWN: dict[str, Callable[..., Any]] = {
+    "edgetrain.norm.statistics": norm.statistics,
+    "edgetrain.norm.apply": norm.apply,
+    "edgetrain.norm.backward": norm.backward,
+}
+# Kernels of ours that may overwrite this argument, given to them as `out`, with their first result.
+_OWN_OVER = {"edgetrain.norm.apply": 0, "edgetrain.norm.backward": 0}
 
 aten = torch.ops.aten
 
@@ -32,6 +41,8 @@ _BACKWARD = (
 
 def resolve(kind: str) -> Callable[..., Any]:
     """The kernel of an op kind such as `aten.convolution.default`."""
+    if kind in OWN:
+        return OWN[kind]
     namespace, name, overload = kind.split(".")
     packet = getattr(getattr(torch.ops, namespace), name, None) if name not in _REFUSED else None
     found = getattr(packet, overload, None)
@@ -46,7 +57,12 @@ def resolve(kind: str) -> Callable[..., Any]:
 
 def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:
     """The tensors (first choice first) that the op could overwrite with its result, if nothing else needed them."""
-    if op.view or op.writes or op.random or len(op.outputs) != 1 or op.outputs[0] is None:
+    if op.view or op.writes or op.random or not op.outputs or op.outputs[0] is None:
+        return ()
+    if op.kind in _OWN_OVER:
+        target = op.args[_OWN_OVER[op.kind]]
+        return (target.tensor,) if isinstance(target, Ref) and _same_bytes(graph, target.tensor, op.outputs[0]) else ()
+    if len(op.outputs) != 1:
         return ()
     _, name, overload = op.kind.split(".")
     found = [op.args[0]] if name in _BACKWARD or (name in (*_UNARY, *_BINARY) and _has_in_place(op)) else []
@@ -70,10 +86,50 @@ def _has_in_place(op: Op) -> bool:
 def in_place(op: Op, target: int) -> tuple[str, bool]:
     """How to run the op over one of its `overwritable` tensors: the kind to call, and whether arguments 0 and 1 swap.
 
-    A kind that ends in `.grad_input` takes its target as the keyword `grad_input`.
+    `keyword_of` names the argument that takes the target, for kinds that have one.
     """
+    if op.kind in _OWN_OVER:
+        return op.kind, False
     _, name, overload = op.kind.split(".")
     if name in _BACKWARD:
         return f"aten.{name}.grad_input", False
     swap = isinstance(op.args[0], Ref) and op.args[0].tensor != target
     return f"aten.{name}_.{overload}", swap
+
+
+def keyword_of(kind: str) -> str | None:
+    """The keyword by which a kind that `in_place` gave takes its target; None where that is its first argument."""
+    return "out" if kind in _OWN_OVER else "grad_input" if kind.endswith(".grad_input") else None
+
+
+def returns_one(kind: str) -> bool:
+    """The kernel returns a tensor, and not a sequence of them."""
+    if kind in OWN:
+        return kind == "edgetrain.norm.apply"
+    schema = resolve(kind)._schema  # type: ignore[attr-defined]
+    return len(schema.returns) == 1 and "List" not in str(schema.returns[0].type)
+
+
+# Kernels that raise for no value that their tensors can hold. (Those that look up an index, factor a matrix or check a
+# range may; an op that is not listed is taken to.)
+_TOTAL = {
+    "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward", "native_layer_norm",
+    "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "mm", "bmm", "addmm", "baddbmm",
+    "add", "add_", "sub", "mul", "mul_", "div", "neg", "sum", "mean", "expand", "view", "_unsafe_view", "reshape", "t",
+    "transpose", "permute", "clone", "copy", "copy_", "fill", "fill_", "zeros", "zeros_like", "ones_like", "empty",
+    "empty_like", "new_zeros", "full", "full_like", "scalar_tensor", "where", "exp", "tanh", "sigmoid", "sqrt", "rsqrt",
+    "pow", "abs", "sign", "gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_not", "masked_fill", "select",
+    "slice", "select_backward", "slice_backward", "squeeze", "unsqueeze", "cat", "split", "as_strided", "_to_copy",
+    "constant_pad_nd", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "relu",
+    "hardtanh", "threshold_backward", "hardtanh_backward", "gelu_backward", "silu_backward", "elu_backward",
+    "leaky_relu_backward", "sigmoid_backward", "tanh_backward", "hardswish_backward", "hardsigmoid_backward",
+    "softplus_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
+    "native_dropout_backward", "nll_loss_backward", "nll_loss2d_backward", "mse_loss_backward",
+    "embedding_dense_backward", "sgd", "adam", "adamw", "norm",
+}  # fmt: skip
+
+
+def cannot_fail(op: Op) -> bool:
+    """The op raises for no values, once it has run with these shapes. (Indices of a backward pass were checked by the
+    forward pass.)"""
+    return op.view or op.kind.split(".")[1] in _TOTAL

@@ -1,8 +1,10 @@
-"""Amounts of memory as people write them: 300MB is 300·10⁶ bytes, 300MiB is 300·2²⁰."""
+"""What a step may take, and amounts of memory as people write them: 300MB is 300·10⁶ bytes, 300MiB is 300·2²⁰."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Literal
 
 from edgetrain.errors import UserError
 
@@ -12,6 +14,22 @@ _UNITS = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """
+    memory_bytes: bounds every byte of the step's tensors: parameters, buffers, optimizer state, inputs, activations,
+        gradients, copies and the workspace of kernels.
+    process_memory_bytes: bounds the resident memory of the process; what it holds already is taken off first.
+    time_s, energy_j: arrive with the costs that know about energy; until then they are refused.
+    """
+
+    memory_bytes: int | None = None
+    process_memory_bytes: int | None = None
+    time_s: float | None = None
+    energy_j: float | None = None
+    objective: Literal["time", "energy"] = "time"
 
 
 def parse_bytes(amount: int | str) -> int:

@@ -3,40 +3,78 @@
 The order is the one captured, with one choice: where the updates stand.
 
 - early: each update as soon as its gradient is final and nobody needs the old value any more; the gradient goes at
-  once, and a copy of what the update changes is kept until the step has succeeded;
+  once. Only for an executor under which nothing can fail from the first update on;
+- guarded: the same order, with a copy of what the update changes kept until the step has succeeded;
 - together: all updates at the end; gradients live until then, copies are not needed.
 
-Early is taken unless its copies raise the peak by more than `TOLERATED`. For convolutional nets the peak is at the
-start of the backward pass, when hardly a copy exists yet, so it is early; for nets whose parameters and Adam state
-outweigh their activations it is together. See docs/design/0002-all-or-nothing.md.
+An executor that cannot promise what "early" needs gets "guarded", unless the copies raise the peak by more than
+`TOLERATED`. For convolutional nets the peak is at the start of the backward pass, when hardly a copy exists yet; for
+nets whose parameters and Adam state outweigh their activations it is together. See
+docs/design/0002-all-or-nothing.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgetrain.graph.ir import Graph
+from edgetrain.native import arena
+from edgetrain.ops.call import cannot_fail
 from edgetrain.plan.lifetimes import persistent_bytes, schedule, timeline
-from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.plan.plan import Exact, Plan, Updates, Workspace
 
 TOLERATED = 0.02
 
 
-def keep_all(graph: Graph, *, updates: Updates | None = None, exact: Exact = "bitwise") -> Plan:
-    """`updates` fixes the choice; `exact` is what the caller knows of the graph's numbers (its memory format)."""
+def early_is_safe(graph: Graph) -> bool:
+    """Nothing can fail after the first update: all memory is in an arena, and no kernel there looks at values."""
+    on_cpu = all(storage.device == "cpu" for storage in graph.storages)
+    return on_cpu and arena.available() and all(cannot_fail(op) for op in graph.ops if op.phase != "forward")
+
+
+def keep_all(
+    graph: Graph,
+    *,
+    updates: Updates | None = None,
+    early: bool = True,
+    exact: Exact = "bitwise",
+    workspace: Workspace | None = None,
+) -> Plan:
+    """
+    updates:   fixes the choice, which is early by default, where that is safe and `early` allows it.
+    exact:     what the caller knows of the graph's numbers (its memory format).
+    workspace: the bytes that the kernel of an op takes above its results.
+    """
+    if updates is None and early and early_is_safe(graph):
+        updates = "early"
     if updates:
-        return _plan(graph, updates, exact)
-    early, together = _plan(graph, "early", exact), _plan(graph, "together", exact)
-    return early if early.peak_bytes <= together.peak_bytes * (1 + TOLERATED) else together
+        return _plan(graph, updates, exact, workspace or {})
+    guarded, together = (_plan(graph, how, exact, workspace or {}) for how in ("guarded", "together"))
+    return guarded if guarded.peak_bytes <= together.peak_bytes * (1 + TOLERATED) else together
 
 
-def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
-    early = updates == "early"
-    actions = schedule(graph, early_order(graph) if early else range(len(graph.ops)))
-    moments = timeline(graph, actions, early=early)
+def _plan(graph: Graph, updates: Updates, exact: Exact, workspace: Workspace) -> Plan:
+    order = range(len(graph.ops)) if updates == "together" else early_order(graph)
+    return plan_of(graph, order, planner="keep-all", updates=updates, exact=exact, workspace=workspace)
+
+
+def plan_of(
+    graph: Graph,
+    order: Sequence[int],
+    *,
+    planner: str,
+    updates: Updates,
+    exact: Exact,
+    workspace: Workspace,
+) -> Plan:
+    """The plan that runs the ops in this order."""
+    actions = schedule(graph, order)
+    moments = timeline(graph, actions, copies=updates == "guarded", workspace=workspace)
     # On a GPU plain PyTorch's Adam takes many tensors at once and rounds otherwise than ours.
     adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
     on_gpu = any(s.device != "cpu" for s in graph.storages)
     return Plan(
-        planner="keep-all",
+        planner=planner,
         graph_key=graph.key,
         schedule=actions,
         peak_bytes=max((m.during_bytes for m in moments), default=0),
@@ -44,6 +82,7 @@ def _plan(graph: Graph, updates: Updates, exact: Exact) -> Plan:
         undo_bytes=moments[-1].undo_bytes if moments else 0,
         exact="rounding" if adam and on_gpu and exact == "bitwise" else exact,
         updates=updates,
+        workspace_bytes=workspace,
     )
 
 

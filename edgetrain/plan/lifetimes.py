@@ -1,6 +1,6 @@
 """From an order of ops to a whole schedule: who is freed when, what is overwritten, and how many bytes that takes.
 
-In:  a graph and the numbers of its ops in the order in which they run.
+In:  a graph and the numbers of its ops in the order in which they run. A number that comes again is recomputed.
 Out: the actions (`schedule`), and the bytes held at each instant (`timeline`).
 
     bytes
@@ -8,21 +8,26 @@ Out: the actions (`schedule`), and the bytes held at each instant (`timeline`).
       │    ┌──┐──┘  └──┐
       │ ───┘  └────────┴──  after: what nobody reads any more is gone
       └───────────────────── ops
+
+A storage that is made again has several lives: each goes from the op that makes it to the last reader before it is made
+the next time. So the order alone says what is kept and what is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from edgetrain.costs.table import Way
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.ops.call import overwritable
-from edgetrain.plan.plan import Action, Compute, Free
+from edgetrain.plan.plan import Action, Compute, Free, Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The bytes of the step's tensors around one op. `undo` is the part kept to take the step back if it fails."""
+    """The bytes of the step's tensors around one op; `during` holds the workspace of its kernel too. `undo` is the part
+    kept to take the step back if it fails."""
 
     op: int
     before_bytes: int
@@ -31,22 +36,79 @@ class Moment:
     undo_bytes: int
 
 
-def schedule(graph: Graph, order: Sequence[int]) -> tuple[Action, ...]:
-    """Each storage freed right after its last use, and overwritten by that last use where the kernel can."""
-    last_use: dict[int, int] = {}
-    for position, number in enumerate(order):
-        op = graph.ops[number]
-        for t in (*op.reads, *op.creates):
-            last_use[graph.tensors[t].storage] = position
+def made_by(graph: Graph) -> dict[int, int]:
+    """Tensor → the op that makes it; persistent tensors are not there."""
+    return {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+
+
+def new_storages(graph: Graph, number: int) -> tuple[int, ...]:
+    """The storages that come to be when the op runs."""
+    op = graph.ops[number]
+    if op.view:
+        return ()
+    read = {graph.tensors[t].storage for t in op.reads}
+    made = dict.fromkeys(graph.tensors[t].storage for t in op.creates)
+    return tuple(s for s in made if s not in read and graph.storages[s].role not in PERSISTENT)
+
+
+def results(graph: Graph) -> set[int]:
+    """The storages that must be there at the end of the step."""
     kept = {graph.tensors[t].storage for t in graph.outputs}
     if not any(op.phase == "update" for op in graph.ops):
         kept |= {graph.tensors[t].storage for t in graph.gradients.values()}
+    return kept
+
+
+def with_views(graph: Graph, order: Sequence[int]) -> list[int]:
+    """The order with the views of a storage taken anew after it was made again; they cost nothing."""
+    maker = made_by(graph)
+    there: dict[int, set[int]] = {}  # storage → its tensors that are made now
+    full: list[int] = []
+
+    def run(number: int) -> None:
+        op = graph.ops[number]
+        for t in op.reads:
+            made = maker.get(t)
+            if made is not None and t not in there.get(graph.tensors[t].storage, ()) and graph.ops[made].view:
+                run(made)
+        for s in new_storages(graph, number):
+            there[s] = set()
+        for t in op.creates:
+            there.setdefault(graph.tensors[t].storage, set()).add(t)
+        full.append(number)
+
+    for number in order:
+        op = graph.ops[number]
+        if not (op.view and all(t in there.get(graph.tensors[t].storage, ()) for t in op.creates)):
+            run(number)
+    return full
+
+
+def schedule(graph: Graph, order: Sequence[int]) -> tuple[Action, ...]:
+    """Each storage freed right after the last use of its life, and overwritten by that use where the kernel can."""
+    full = with_views(graph, order)
+    kept = results(graph)
+    last_use: dict[int, int] = {}  # storage → position of the last use of its present life
     dying: dict[int, list[int]] = {}
-    for storage, position in last_use.items():
-        if graph.storages[storage].role not in PERSISTENT and storage not in kept:
-            dying.setdefault(position, []).append(storage)
+
+    def end(storage: int) -> None:
+        dying.setdefault(last_use[storage], []).append(storage)
+
+    for position, number in enumerate(full):
+        op = graph.ops[number]
+        for s in new_storages(graph, number):
+            if s in last_use:
+                end(s)
+            last_use[s] = position
+        for t in (*op.reads, *op.creates):
+            s = graph.tensors[t].storage
+            if graph.storages[s].role not in PERSISTENT:
+                last_use[s] = position
+    for s in last_use:
+        if s not in kept:
+            end(s)
     actions: list[Action] = []
-    for position, number in enumerate(order):
+    for position, number in enumerate(full):
         dead = dying.get(position, [])
         into = _into(graph, number, dead)
         actions.append(Compute(number, into))
@@ -64,9 +126,14 @@ def _into(graph: Graph, number: int, dead: list[int]) -> int | None:
     return None
 
 
-def undo_bytes(graph: Graph, op: int, *, early: bool) -> int:
-    """What must be copied before the op runs, so that a step that fails can be taken back."""
-    if graph.ops[op].phase == "update" and not early:
+def way_of(action: Compute, done: Set[int]) -> Way:
+    """How the op is run, when these ops have run already."""
+    return "over" if action.into is not None else "again" if action.op in done else "first"
+
+
+def undo_bytes(graph: Graph, op: int, *, copies: bool) -> int:
+    """What must be copied before the op runs for the first time, so that a step that fails can be taken back."""
+    if graph.ops[op].phase == "update" and not copies:
         return 0
     return sum(
         graph.storages[s].n_bytes
@@ -79,27 +146,29 @@ def persistent_bytes(graph: Graph) -> int:
     return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT)
 
 
-def timeline(graph: Graph, actions: Sequence[Action], *, early: bool) -> list[Moment]:
-    """The bytes held at each op. An op that runs over storage `into` hands that memory on to its result."""
+def timeline(graph: Graph, actions: Sequence[Action], *, copies: bool, workspace: Workspace) -> list[Moment]:
+    """The bytes held at each op. An op that runs over storage `into` hands that memory on to its result.
+
+    copies: updates copy what they change. workspace: the bytes that the kernel of an op takes above its results.
+    """
     size = [s.n_bytes for s in graph.storages]
-    alive = {number for number, s in enumerate(graph.storages) if s.role in PERSISTENT}
-    held = sum(size[s] for s in alive)
+    held = persistent_bytes(graph)
     undo = 0
+    done: set[int] = set()
     moments: list[Moment] = []
     for action in actions:
         if isinstance(action, Free):
-            alive.discard(action.storage)
             held -= size[action.storage]
             last = moments[-1]
             moments[-1] = Moment(last.op, last.before_bytes, last.during_bytes, held + undo, undo)
             continue
         before = held + undo
-        undo += undo_bytes(graph, action.op, early=early)
-        new = {graph.tensors[t].storage for t in graph.ops[action.op].creates} - alive
-        alive |= new
-        if action.into is None:
-            held += sum(size[s] for s in new)
-        else:
-            alive.discard(action.into)
-        moments.append(Moment(action.op, before, held + undo, held + undo, undo))
+        way = way_of(action, done)
+        if action.op not in done:
+            undo += undo_bytes(graph, action.op, copies=copies)
+        done.add(action.op)
+        # Over `into`, the first result takes its place; others, if there are any, are new.
+        held += sum(size[s] for s in new_storages(graph, action.op)[1 if action.into is not None else 0 :])
+        extra = workspace.get(way, {}).get(action.op, 0)
+        moments.append(Moment(action.op, before, held + undo + extra, held + undo, undo))
     return moments

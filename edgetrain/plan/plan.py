@@ -1,9 +1,9 @@
 """A plan: the full sequence of what happens in one step.
 
-Plain data, made by a planner (`keep_all.py`), checked by `validate.py`, executed by `run/`. It can be saved, read
-back equal, and is refused for any graph but the one that it was made for.
+Plain data, made by a planner (one file each in this folder), checked by `validate.py`, executed by `run/`. It can be
+saved, read back equal, and is refused for any graph but the one that it was made for.
 
-    Compute(op)              run the op; its results get fresh memory
+    Compute(op)              run the op; its results get fresh memory. An op that comes again is recomputed
     Compute(op, into=s)      run the op over storage s, whose content nobody needs any more
     Free(s)                  give the memory of storage s back
 """
@@ -11,15 +11,19 @@ back equal, and is refused for any graph but the one that it was made for.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edgetrain.costs.table import WAYS, Way
 from edgetrain.errors import UserError
 
 SCHEMA = 1
 Exact = Literal["bitwise", "rounding", "no"]
-Updates = Literal["early", "together"]
+Updates = Literal["early", "guarded", "together"]
+Workspace = Mapping[Way, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,26 @@ Action = Compute | Free
 _SAID = {"bitwise": "numbers bitwise", "rounding": "numbers to rounding", "no": "other numbers than plain training"}
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No schedule of this class takes less time in the same memory."""
+
+    time_s: float
+    schedules: str
+
+
 @dataclass(frozen=True)
 class Plan:
     """What happens in a step, and what it takes.
 
+    peak_bytes: the most that the step holds: persistent tensors, activations, gradients, copies, and the workspace of
+             kernels as far as it was measured (`workspace_bytes`: way to run an op → op → bytes above its results).
     exact:   how its numbers relate to plain PyTorch's: the same bits, the same but for rounding, or not the same.
-    updates: "early": each parameter is updated as soon as its gradient is there; a copy of what an update changes is
-             kept until the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step,
-             when nothing can fail any more. Either way a step that fails changes nothing.
+    updates: "early": each parameter is updated as soon as its gradient is there; the executor sees to it that nothing
+             can fail from the first update on. "guarded": as early, and a copy of what an update changes is kept until
+             the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step, when nothing
+             can fail any more. In each way a step that fails changes nothing.
+    time_s:  predicted from the costs that it was planned with; `bound` says how far from the best it can be.
     """
 
     planner: str
@@ -57,13 +73,40 @@ class Plan:
     undo_bytes: int
     exact: Exact
     updates: Updates
+    workspace_bytes: Workspace = field(default_factory=dict)
+    time_s: float | None = None
+    keep_all_time_s: float | None = None
+    bound: Bound | None = None
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The ops in the order in which they run, recomputed ones again."""
+        return tuple(action.op for action in self.schedule if isinstance(action, Compute))
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """The ops that run again, in order, once for each time."""
+        seen: set[int] = set()
+        return tuple(op for op in self.order if op in seen or seen.add(op))  # type: ignore[func-returns-value]
+
+    @property
+    def gap(self) -> float | None:
+        """How much less time, as a part of it, a schedule of the bound's class could take at most."""
+        if self.bound is None or not self.time_s:
+            return None
+        return max(0.0, 1 - self.bound.time_s / self.time_s)
 
     def __str__(self) -> str:
         mb = 1e6
+        ops = self.order
+        again = f", {len(ops) - len(set(ops))} of them again" if len(ops) > len(set(ops)) else ""
+        time = ""
+        if self.time_s is not None and self.keep_all_time_s:
+            time = f", {100 * (self.time_s / self.keep_all_time_s - 1):.1f} % more time than keeping all"
+            time += f" (at best {100 * self.gap:.1f} % less)" if self.gap is not None else ""
         return (
-            f"{self.planner}: {sum(isinstance(a, Compute) for a in self.schedule)} ops, "
-            f"peak {self.peak_bytes / mb:.1f} MB of tensors "
-            f"({self.persistent_bytes / mb:.1f} MB of it parameters, state, buffers and inputs), "
+            f"{self.planner}: {len(ops)} ops{again}, peak {self.peak_bytes / mb:.1f} MB of tensors "
+            f"({self.persistent_bytes / mb:.1f} MB of it parameters, state, buffers and inputs){time}, "
             f"updates {self.updates}, {_SAID[self.exact]}"
         )
 
@@ -92,7 +135,18 @@ def _to_json(plan: Plan) -> dict[str, Any]:
         else:
             schedule.append([action.op] if action.into is None else [action.op, action.into])
     fields = {name: getattr(plan, name) for name in _FIELDS}
-    return {"edgetrain plan": SCHEMA, **fields, "schedule": schedule}
+    return {
+        "edgetrain plan": SCHEMA,
+        **fields,
+        "schedule": schedule,
+        "workspace_bytes": {
+            way: {str(op): n_bytes for op, n_bytes in bytes_of.items()}
+            for way, bytes_of in plan.workspace_bytes.items()
+        },
+        "time_s": plan.time_s,
+        "keep_all_time_s": plan.keep_all_time_s,
+        "bound": None if plan.bound is None else [plan.bound.time_s, plan.bound.schedules],
+    }
 
 
 _FIELDS = {
@@ -112,9 +166,28 @@ def _from_json(data: dict[str, Any]) -> Plan:
     for name, kind in _FIELDS.items():
         if type(data[name]) is not kind:
             raise ValueError(f"{name} is {data[name]!r}")
-    if data["exact"] not in ("bitwise", "rounding", "no") or data["updates"] not in ("early", "together"):
+    if data["exact"] not in ("bitwise", "rounding", "no") or data["updates"] not in ("early", "guarded", "together"):
         raise ValueError(f"exact is {data['exact']!r}, updates is {data['updates']!r}")
-    return Plan(**{name: data[name] for name in _FIELDS}, schedule=tuple(_action(row) for row in data["schedule"]))
+    workspace = {
+        way: {int(op): n_bytes for op, n_bytes in bytes_of.items()} for way, bytes_of in data["workspace_bytes"].items()
+    }
+    numbers = [n for bytes_of in workspace.values() for entry in bytes_of.items() for n in entry]
+    if not set(workspace) <= set(WAYS) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError("workspace_bytes holds something else than numbers of bytes")
+    return Plan(
+        **{name: data[name] for name in _FIELDS},
+        schedule=tuple(_action(row) for row in data["schedule"]),
+        workspace_bytes=workspace,
+        time_s=_seconds(data["time_s"]),
+        keep_all_time_s=_seconds(data["keep_all_time_s"]),
+        bound=None if data["bound"] is None else Bound(float(data["bound"][0]), str(data["bound"][1])),
+    )
+
+
+def _seconds(value: Any) -> float | None:
+    if value is not None and not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
+        raise ValueError(f"a time is {value!r}")
+    return None if value is None else float(value)
 
 
 def _action(row: Any) -> Action:

@@ -1,15 +1,21 @@
 """Is a plan right for a graph? An independent and deliberately simple check that every plan passes before it runs.
 
-It shares no code with the planners or with `lifetimes.py` (what a kernel can overwrite it asks of `ops/call.py`, as the
-executor does): it plays the schedule through on the graph alone, byte by
-byte, and believes nothing that the plan says of itself.
+It shares no code with the planners or with `lifetimes.py` (what a kernel can overwrite and which op can run again it
+asks of `ops/`, as the executor does): it plays the schedule through on the graph alone, byte by byte, and believes
+nothing that the plan says of itself but the workspace of kernels, which only a measurement can tell.
+
+Each storage has a version: how often it was written in place. An op must find what it reads in the version that it
+has in the graph's own order, the first time as any other time; so a recompute that comes after an update of its weight
+is refused, and a reader that overtakes a writer too.
 """
 
 from __future__ import annotations
 
+from edgetrain.costs.table import Way
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.ir import PERSISTENT, Graph
+from edgetrain.graph.ir import PERSISTENT, Graph, Op
 from edgetrain.ops.call import overwritable
+from edgetrain.ops.replay import replay
 from edgetrain.plan.plan import Compute, Free, Plan
 
 
@@ -31,6 +37,8 @@ class _Play:
         self.made: dict[int, set[int]] = {}  # storage → its tensors that are there now
         self.done: set[int] = set()
         self.first_pending = 0  # every op before this one has run
+        self.version: dict[int, int] = {}
+        self.expected = _versions(graph)
         self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
         self.undo = 0
         self.peak = 0
@@ -65,26 +73,50 @@ class _Play:
     def _compute(self, action: Compute) -> None:
         self._require(0 <= action.op < len(self.graph.ops), f"there is no op {action.op}")
         op = self.graph.ops[action.op]
-        self._require(action.op not in self.done, f"{op.name} runs twice")
+        way: Way = "over" if action.into is not None else "again" if action.op in self.done else "first"
+        if action.op in self.done:
+            again = replay(op)
+            self._require(again is not None, f"{op.name} runs twice")
+            assert again is not None
+            op = again
+        else:
+            self._first_time(action.op)
         for t in op.reads:
             self._require(self._is_there(t), f"{op.name} reads {self.graph.tensors[t].name}, which is not there")
-        for earlier in range(self.first_pending, action.op):
+            storage = self.graph.tensors[t].storage
+            right = self.version.get(storage, 0) == self.expected[action.op].get(storage, 0)
+            self._require(right, f"{op.name} reads {self.graph.tensors[t].name}, which was changed since")
+        for storage in op.writes:
+            self.version[storage] = self.version.get(storage, 0) + 1
+        if action.into is not None:
+            self._overwrite(action)
+        workspace = self.plan.workspace_bytes.get(way, {}).get(action.op, 0)
+        self._make(op)
+        self.peak = max(self.peak, sum(self.bytes_of.values()) + self.undo + workspace)
+
+    def _first_time(self, number: int) -> None:
+        op = self.graph.ops[number]
+        for earlier in range(self.first_pending, number):
             if earlier not in self.done:
-                self._may_overtake(action.op, earlier)
-        self.done.add(action.op)
+                self._may_overtake(number, earlier)
+        self.done.add(number)
         while self.first_pending in self.done:
             self.first_pending += 1
         for storage in op.writes:
             lasts = self.graph.storages[storage].role in ("parameter", "buffer", "state")
-            if lasts and (op.phase != "update" or self.plan.updates == "early"):
+            if lasts and (op.phase != "update" or self.plan.updates == "guarded"):
                 self.undo += self.graph.storages[storage].n_bytes
-        if action.into is not None:
-            self._overwrite(action)
+
+    def _make(self, op: Op) -> None:
+        read = {self.graph.tensors[t].storage for t in op.reads}
         for t in op.creates:
             storage = self.graph.tensors[t].storage
-            self.bytes_of.setdefault(storage, self.graph.storages[storage].n_bytes)
+            if not op.view and storage not in read and t in self.made.get(storage, ()):
+                self._require(False, f"{op.name} makes {self.graph.tensors[t].name}, which is there")
+            if storage not in self.bytes_of:
+                self.bytes_of[storage] = self.graph.storages[storage].n_bytes
+                self.version[storage] = 0
             self.made.setdefault(storage, set()).add(t)
-        self.peak = max(self.peak, sum(self.bytes_of.values()) + self.undo)
 
     def _may_overtake(self, op: int, earlier: int) -> None:
         """An op may run before one that stands earlier in the graph only if neither changes what the other touches and
@@ -96,7 +128,7 @@ class _Play:
 
     def _overwrite(self, action: Compute) -> None:
         op, into = self.graph.ops[action.op], action.into
-        (t,) = op.creates
+        t = op.creates[0]
         result, storage = self.graph.tensors[t], self.graph.storages[self.graph.tensors[t].storage]
         held = into is not None and into in self.bytes_of and self.graph.storages[into].role not in PERSISTENT
         self._require(held, f"{op.name} overwrites storage {into}, which it must not")
@@ -120,3 +152,15 @@ class _Play:
     def _require(self, holds: object, what: str) -> None:
         if not holds:
             raise InternalError(f"the plan of {self.plan.planner} is not legal: {what}")
+
+
+def _versions(graph: Graph) -> list[dict[int, int]]:
+    """For each op, how often what it reads was written before it in the graph's own order."""
+    written: dict[int, int] = {}
+    found = []
+    for op in graph.ops:
+        read = (graph.tensors[t].storage for t in op.reads)
+        found.append({s: written[s] for s in read if s in written})
+        for s in op.writes:
+            written[s] = written.get(s, 0) + 1
+    return found

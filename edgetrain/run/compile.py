@@ -12,6 +12,8 @@ Out: `Program`, whose `run` is a function without branches or look-ups; its text
         t14 = f2(t11, 0.0, 6.0)                 # hardtanh_1 over its input
         del t11
         …
+        t11, t12, t13 = f1(t10, t3, …)          # native_batch_norm_1 again, features.1
+        …
         f9(t2, t47, states[0], given[0], fresh[0], True, undo)   # sgd_1
         del t47
         return t27
@@ -31,6 +33,7 @@ import torch
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
+from edgetrain.ops.replay import generator, replay
 from edgetrain.plan.plan import Action, Compute, Free, Plan
 from edgetrain.plan.validate import validate
 
@@ -58,14 +61,16 @@ def build(
     *,
     check_finite: bool = False,
     look: bool = False,
+    rehearse: bool = False,
     outputs: Sequence[int] | None = None,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
+    rehearse: leave the updates out; everything else happens as it will in the step.
     look: call `look(op number)` before each op and `look(op number, one tensor of each live storage, what it made)`
     after. outputs: what to return, where it is not the loss alone.
     """
     validate(graph, plan)
-    writer = _Writer(graph, plan, check_finite=check_finite, look=look)
+    writer = _Writer(graph, plan, check_finite=check_finite, look=look, rehearse=rehearse)
     lines = list(writer.lines(outputs))
     source = "\n".join(lines) + "\n"
     code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
@@ -81,10 +86,12 @@ def build(
 
 
 class _Writer:
-    def __init__(self, graph: Graph, plan: Plan, *, check_finite: bool, look: bool) -> None:
+    def __init__(self, graph: Graph, plan: Plan, *, check_finite: bool, look: bool, rehearse: bool) -> None:
         self.graph, self.plan = graph, plan
-        self.check_finite, self.look = check_finite, look
-        self.table: dict[str, Any] = {"__builtins__": {}, "check": _check}
+        self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
+        self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
+        self.done: set[int] = set()
+        self.drawn_again = {number for number in plan.recomputed if graph.ops[number].random}
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
         self.updates: list[Op] = []
@@ -107,7 +114,9 @@ class _Writer:
                 yield from self._free(action.storage)
                 continue
             op = self.graph.ops[action.op]
-            if op.phase == "update" and self.plan.updates == "together" and not held_back:
+            if op.phase == "update" and self.rehearse:
+                continue
+            if op.phase == "update" and self.plan.updates != "guarded" and not held_back:
                 held_back = True
                 yield "    interrupt.hold()"
             if self.look:
@@ -125,15 +134,26 @@ class _Writer:
         return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
 
     def _compute(self, position: int, action: Compute, op: Op) -> Iterator[str]:
-        note = f"  # {_comment(op.name)}" + (f", {_comment(op.module)}" if op.module else "")
+        again = action.op in self.done
+        note = (
+            f"  # {_comment(op.name)}" + (" again" if again else "") + (f", {_comment(op.module)}" if op.module else "")
+        )
         if op.phase == "update":
             yield from self._update(position, op, note)
             return
+        if again:
+            op = _again(op)
+        elif action.op in self.drawn_again:
+            yield f"    g{action.op} = generator({self._constant(self._device(op))})"
+        self.done.add(action.op)
         for storage in op.writes:
             if self.graph.storages[storage].role in ("parameter", "buffer"):
                 # All of it: the op may change any part of it, through a view.
                 yield from (f"    undo.note(t{t})" for t in self.held if self.graph.tensors[t].storage == storage)
-        yield f"    {self._assign(op)}{self._call(action, op)}{note}"
+        extra = f", generator=g{action.op}.clone_state()" if again and op.random else ""
+        yield f"    {self._assign(op)}{self._call(action, op, extra)}{note}"
+        if None in op.outputs and op.creates:
+            yield "    del _"  # a result that nobody reads
         if action.into is not None:
             yield from self._free(action.into)
         for t in op.creates:
@@ -154,18 +174,21 @@ class _Writer:
             return ""
         names = [f"t{t}" if t is not None else "_" for t in op.outputs]
         # A kernel that returns a sequence is told from one that returns a tensor by its schema, not by the count.
-        return f"{names[0]} = " if _returns_one(op) else f"{', '.join(names)}, = "
+        return f"{names[0]} = " if call.returns_one(op.kind) else f"{', '.join(names)}, = "
 
-    def _call(self, action: Compute, op: Op) -> str:
+    def _device(self, op: Op) -> str:
+        return self.graph.storages[self.graph.tensors[op.creates[0]].storage].device
+
+    def _call(self, action: Compute, op: Op, extra: str) -> str:
         kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
-        extra = ""
         if action.into is not None:
             target = next(t for t in op.reads if self.graph.tensors[t].storage == action.into)
             kind, swap = call.in_place(op, target)
             if swap:
                 args[0], args[1] = args[1], args[0]
-            if kind.endswith(".grad_input"):
-                extra = f", grad_input=t{target}"
+            keyword = call.keyword_of(kind)
+            if keyword is not None:
+                extra += f", {keyword}=t{target}"
         function = self._function(kind, lambda: call.resolve(kind))
         given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
         return f"{function}({', '.join(given)}{extra})"
@@ -179,7 +202,7 @@ class _Writer:
         freed = {a.storage for a in _frees_after(self.plan.schedule, position)}
         scratch = self.graph.tensors[g].storage in freed and _owns_all(self.graph, g)
         self.allocates_late |= not scratch
-        undo = "undo" if self.plan.updates == "early" else "None"
+        undo = "undo" if self.plan.updates == "guarded" else "None"
         group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
         yield f"    {function}(t{p}, t{g}, states[{slot}], given[{group}], fresh[{slot}], {scratch}, {undo}){note}"
 
@@ -210,6 +233,12 @@ class _Writer:
         return self.values[value]
 
 
+def _again(op: Op) -> Op:
+    found = replay(op)
+    assert found is not None  # the validator has seen that it can run again
+    return found
+
+
 def _comment(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-[]" else "?" for c in text)
 
@@ -224,11 +253,6 @@ def _torch_value(value: Value) -> Any:
             raise InternalError(f"{value} is nothing that torch knows")
         return found
     return value
-
-
-def _returns_one(op: Op) -> bool:
-    schema = call.resolve(op.kind)._schema  # type: ignore[attr-defined]
-    return len(schema.returns) == 1 and "List" not in str(schema.returns[0].type)
 
 
 def _readers(graph: Graph) -> set[int]:

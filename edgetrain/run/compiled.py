@@ -10,19 +10,22 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
+from edgetrain.native import arena
 from edgetrain.ops import update
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
+from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.compile import NotFinite, Program, build
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.undo import HeldInterrupt, Undo
@@ -67,6 +70,7 @@ class CompiledStep:
         externals: Mapping[str, torch.Tensor],
         *,
         check_finite: bool = False,
+        costs: Costs | None = None,
     ) -> None:
         self.graph, self.plan = graph, plan
         self._model, self._optimizer, self._externals = model, optimizer, externals
@@ -74,6 +78,7 @@ class CompiledStep:
         self._kind = optimizers.kind_of(optimizer)
         self._program = build(graph, plan, check_finite=check_finite)
         self._checked = False
+        self._arenas = self._new_arenas(costs)
         self._require_same_optimizer()
         self._binders = [self._bound(graph.sources[t], t) for t in self._program.held]
 
@@ -83,17 +88,50 @@ class CompiledStep:
         return self._program.source
 
     def __call__(self, *batch: Any) -> torch.Tensor:
+        if not self._checked:
+            self._first(batch)
         result: torch.Tensor
-        if self._checked:
-            result = self._execute(self._program, batch)
-        else:
-            # The first time, every tensor that a kernel makes is held against the graph: a layout that capture foretold
-            # wrongly is found here, before anything is updated by it.
-            program = build(self.graph, self.plan, check_finite=self._check_finite, look=True)
-            result = self._execute(program, batch, look=self._check)
-            self._checked = True
+        result = self._execute(self._program, batch).clone()  # it lies in the arena, which the next step overwrites
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
         return result
+
+    def _first(self, batch: tuple[Any, ...]) -> None:
+        """The first time the step is rehearsed: all of it but the updates, taken back.
+
+        Every tensor that a kernel makes is held against the graph, so that a layout that capture foretold wrongly is
+        found before anything is updated by it; and every kernel has then run once with the memory that it needs.
+        """
+        program = build(self.graph, self.plan, check_finite=self._check_finite, look=True, rehearse=True)
+        self._execute(program, batch, keep=False, look=self._check)
+        self._checked = True
+
+    def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
+        """For the rehearsal and for the step itself."""
+        if self.plan.updates != "early":
+            return None
+        if self._check_finite:
+            raise UserError(
+                "a step that checks its gradients cannot update early: what is updated could not be taken back",
+                next_step='plan with updates="guarded" or "together"',
+            )
+        why = arena.missing()
+        if why is not None:
+            raise UserError(f"this plan updates early, which needs the arena; {why}", next_step='updates="guarded"')
+        if costs is None:
+            return StepArena(), StepArena()
+        held = self._program.held
+        rehearsal, step = (foretell(self.graph, self.plan, costs, held, rehearse=which) for which in (True, False))
+        return StepArena(rehearsal), StepArena(step)
+
+    @property
+    def arena(self) -> arena.Recording | None:
+        """What the last step asked of the arena; None where it does not use one."""
+        return None if self._arenas is None else self._arenas[1].last
+
+    def _served(self, program: Program) -> AbstractContextManager[None]:
+        if self._arenas is None:
+            return nullcontext()
+        return self._arenas[0 if not program.updates else 1].serve()
 
     def _check(self, op: int, live: object = None, made: Sequence[torch.Tensor] = ()) -> None:
         for t, real in zip(self.graph.ops[op].creates, made, strict=False):
@@ -144,9 +182,10 @@ class CompiledStep:
         done = False
         try:
             states, fresh = self._states(program, given, before)
-            if self.plan.updates == "together" and (not keep or program.allocates_late):
+            late = self.plan.updates == "together" and program.allocates_late
+            if program.updates and self.plan.updates != "guarded" and (late or not keep):
                 self._note_updated(program, undo)  # such a plan makes no copies of its own for them
-            with torch.no_grad(), _without_autocast():
+            with torch.no_grad(), _without_autocast(), self._served(program):
                 result = program.run(
                     inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look
                 )
@@ -158,6 +197,11 @@ class CompiledStep:
             ) from None
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
+            if self.plan.updates == "early" and keep and interrupt.holding:
+                raise InternalError(
+                    "an op failed after the first update of a step, where none can; the model is updated in part: "
+                    "load the last checkpoint"
+                ) from error
             raise
         finally:
             if not done:

@@ -11,18 +11,16 @@ plan. The workspace is measured through PyTorch's own report of each allocation.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
+from edgetrain.native.reports import allocations
 from edgetrain.plan.lifetimes import Moment, timeline
 from edgetrain.plan.plan import Compute, Free, Plan
 
@@ -74,7 +72,7 @@ class Watch:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
-        self._moments = timeline(graph, plan.schedule, early=plan.updates == "early")
+        self._moments = timeline(graph, plan.schedule, copies=plan.updates == "guarded", workspace={})
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._seen: list[int] = []
@@ -173,33 +171,3 @@ def allocated_peak(work: Callable[[], object]) -> int:
         held += n_bytes
         most = max(most, held)
     return most
-
-
-@contextlib.contextmanager
-def allocations() -> Iterator[list[tuple[int, int]]]:
-    """Every allocation of PyTorch's CPU allocator in the block, filled in at its end: (nanoseconds, bytes taken)."""
-    events: list[tuple[int, int]] = []
-    profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
-    with _quiet():
-        profile.__enter__()
-    try:
-        yield events
-    finally:
-        with _quiet():
-            profile.__exit__(None, None, None)
-    reported: Any = profile.kineto_results
-    events += sorted((e.start_ns(), e.nbytes()) for e in reported.events() if e.name() == "[memory]")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """PyTorch's profiler writes a line to the process's standard error each time it starts and stops."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

@@ -18,14 +18,20 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from edgetrain.errors import UserError
+from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.table import Costs
 from edgetrain.graph import optimizers
 from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with_externals, check_example
 from edgetrain.graph.fingerprint import settings
+from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
+from edgetrain.native.malloc import keep_freed_memory
+from edgetrain.ops import norm
+from edgetrain.plan.budget import Budget, parse_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Exact, Plan
-from edgetrain.run.allocator import keep_freed_memory
+from edgetrain.plan.planning import check_planner
+from edgetrain.plan.planning import plan as make_plan
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 
@@ -41,6 +47,16 @@ class Options:
     check_finite: bool = False
     keep_memory: bool = True
     use_cache: bool = True
+    memory_bytes: int | None = None
+    process_memory_bytes: int | None = None
+    planner: str = "auto"
+    plan_time_s: float = 10.0
+
+    @property
+    def budget(self) -> Budget | None:
+        if self.memory_bytes is None and self.process_memory_bytes is None and self.planner in ("auto", "keep-all"):
+            return None
+        return Budget(self.memory_bytes, self.process_memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -63,32 +79,32 @@ def prepare(
     check_finite: bool = False,
     keep_memory: bool = True,
     use_cache: bool = True,
+    plan_time_s: float = 10.0,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
+    memory: bounds every byte that the step's tensors take: parameters, buffers, optimizer state, inputs, activations,
+    gradients, and the workspace of kernels. A number of bytes, or "300MB".
+    process_memory: bounds the resident memory of the process, from now on.
+    planner: "auto", "keep-all", "optimal", "fast", "chen" or "dtr"; plan_time_s is for the search of "optimal".
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU, no
     batch norm); the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is
     bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
-    malloc is glibc's (see run/allocator.py); False leaves malloc as it is.
+    malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     """
-    refuse_budget(memory, process_memory)
-    if planner not in ("auto", "keep-all"):
-        raise UserError(f"there is no planner {planner!r}", expected='"auto" or "keep-all"')
-    step = Step(model, loss, optimizer, Options(unused, memory_format, check_finite, keep_memory, use_cache))
+    check_planner(planner)
+    options = Options(
+        unused, memory_format, check_finite, keep_memory, use_cache,
+        None if memory is None else parse_bytes(memory),
+        None if process_memory is None else parse_bytes(process_memory),
+        planner, plan_time_s,
+    )  # fmt: skip
+    step = Step(model, loss, optimizer, options)
     step.compiled(*check_example(example))
     return step
-
-
-def refuse_budget(memory: int | str | None, process_memory: int | str | None) -> None:
-    for name, value in (("memory", memory), ("process_memory", process_memory)):
-        if value is not None:
-            raise UserError(
-                f"{name} is not honoured yet: the planner that keeps a budget in bytes is not part of this version",
-                next_step=f"leave {name} out; step.plan.peak_bytes tells what a step takes",
-            )
 
 
 class Step:
@@ -189,16 +205,35 @@ class Step:
             memory_format=memory_format,
             use_cache=self._options.use_cache,
         )
-        plan = keep_all(captured.graph, exact=self._exact(memory_format))
+        graph = captured.graph
+        if memory_format == "channels_last" and self._options.memory_format == "auto" and norm.available():
+            graph = fuse_batch_norm(graph)
+            if trains_unfused(graph):
+                self._channels_last = False
+                return self._new(batch)
+        plan, costs = self._plan(graph, self._exact(memory_format))
         step = CompiledStep(
-            captured.graph,
+            graph,
             plan,
             self._model,
             self._optimizer,
             captured.externals,
             check_finite=self._options.check_finite,
+            costs=costs,
         )
         return _Variant(step, captured)
+
+    def _plan(self, graph: Graph, exact: Exact) -> tuple[Plan, Costs | None]:
+        options = self._options
+        plain = keep_all(graph, early=not options.check_finite, exact=exact)
+        if options.budget is None:
+            return plain, None
+        costs = measure_costs(graph, use_cache=options.use_cache)
+        made = make_plan(
+            graph, costs, options.budget,
+            planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+        )  # fmt: skip
+        return made, costs
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:
         if self._options.memory_format != "auto":
@@ -214,8 +249,9 @@ class Step:
         )
         modules = list(self._model.modules())
         convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules)
-        # The channels-last kernel of batch norm sums in float32, the other in float64: errors a hundred times as large.
-        normalises = any(isinstance(m, nn.BatchNorm2d) for m in modules)
+        # PyTorch's channels-last kernel of batch norm sums in float32, the other in float64: errors a hundred times as
+        # large. Ours does not.
+        normalises = any(isinstance(m, nn.BatchNorm2d) for m in modules) and not norm.available()
         return "channels_last" if fast and convolves and not normalises and self._channels_last else "preserve"
 
     def _exact(self, memory_format: MemoryFormat) -> Exact:

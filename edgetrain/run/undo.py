@@ -53,6 +53,10 @@ class HeldInterrupt:
         self._came = False
         self._holding = False
 
+    @property
+    def holding(self) -> bool:
+        return self._holding
+
     def hold(self) -> None:
         if not self._holding and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._note)

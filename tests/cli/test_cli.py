@@ -85,7 +85,7 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
     [
         (("train", "lnet"), "lenet"),
         (("train", "lenet", "--data", "nowhere/at/all"), "nowhere/at/all"),
-        (("train", "lenet", "--memory", "300MB"), "memory is not honoured yet"),
+        (("train", "lenet", "--memory", "much"), "not an amount of memory"),
         (("train", "lenet", "--on", "cuda"), "CUDA" if not torch.cuda.is_available() else ""),
         (("train", "lenet", "--resume"), "--out"),
         (("train", "missing.py:build"), "missing.py"),

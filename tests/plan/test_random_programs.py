@@ -129,7 +129,7 @@ def compiled(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
-@given(code=st.lists(instructions, min_size=1, max_size=14), updates=st.sampled_from(["early", "together"]))
+@given(code=st.lists(instructions, min_size=1, max_size=14), updates=st.sampled_from(["early", "guarded", "together"]))
 def test_a_random_program_trains_as_in_plain_pytorch(code: list[Instruction], updates: Updates) -> None:
     torch.manual_seed(0)
     plain = Program(code).double()

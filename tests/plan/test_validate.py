@@ -43,7 +43,7 @@ def moved(plan: Plan, start: int, end: int) -> Plan:
     return replace(plan, schedule=tuple(actions))
 
 
-@pytest.mark.parametrize("updates", ["early", "together"])
+@pytest.mark.parametrize("updates", ["early", "guarded", "together"])
 def test_keep_all_is_legal(graph: Graph, updates: Updates) -> None:
     plan = keep_all(graph, updates=updates)
     validate(graph, plan)
@@ -52,10 +52,12 @@ def test_keep_all_is_legal(graph: Graph, updates: Updates) -> None:
 
 
 def test_early_updates_run_before_the_backward_pass_is_over(graph: Graph) -> None:
-    plan = keep_all(graph, updates="early")
+    plan = keep_all(graph, updates="guarded")
     phases = [graph.ops[a.op].phase for a in plan.schedule if isinstance(a, Compute)]
     assert phases.index("update") < len(phases) - 1 - phases[::-1].index("backward")
     assert plan.undo_bytes > keep_all(graph, updates="together").undo_bytes
+    assert keep_all(graph, updates="early").schedule == plan.schedule
+    assert keep_all(graph, updates="early").undo_bytes == keep_all(graph, updates="together").undo_bytes
 
 
 def drop_op(graph: Graph, plan: Plan) -> Plan:
@@ -63,9 +65,30 @@ def drop_op(graph: Graph, plan: Plan) -> Plan:
     return replace(plan, schedule=plan.schedule[:at] + plan.schedule[at + 1 :])
 
 
-def run_twice(graph: Graph, plan: Plan) -> Plan:
-    at = position(plan, graph, "convolution_1")
-    return replace(plan, schedule=(*plan.schedule[: at + 1], plan.schedule[at], *plan.schedule[at + 1 :]))
+def again(graph: Graph, plan: Plan, name: str, after: str) -> Plan:
+    """The plan with an op run once more right after another."""
+    at = position(plan, graph, after)
+    op = plan.schedule[position(plan, graph, name)]
+    return replace(plan, schedule=(*plan.schedule[: at + 1], op, *plan.schedule[at + 1 :]))
+
+
+def run_an_update_twice(graph: Graph, plan: Plan) -> Plan:
+    return again(graph, plan, "sgd_1", "sgd_1")
+
+
+def recompute_what_is_there(graph: Graph, plan: Plan) -> Plan:
+    return again(graph, plan, "convolution_1", "convolution_1")
+
+
+def recompute_after_the_update(graph: Graph, plan: Plan) -> Plan:
+    """The weight that the convolution reads has changed by then."""
+    op = graph.ops[plan.schedule[position(plan, graph, "convolution_1")].op]  # type: ignore[union-attr]
+    weight = op.reads[1]
+    update = next(o.name for o in graph.ops if o.phase == "update" and o.reads[0] == weight)
+    storage = graph.tensors[op.creates[0]].storage
+    late = again(graph, plan, "convolution_1", update)
+    at = position(late, graph, update)
+    return replace(late, schedule=(*late.schedule[: at + 2], Free(storage), *late.schedule[at + 2 :]))
 
 
 def free_too_early(graph: Graph, plan: Plan) -> Plan:
@@ -123,12 +146,14 @@ def lie(**said: int) -> Callable[[Graph, Plan], Plan]:
     return lambda graph, plan: replace(plan, **said)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("updates", ["early", "together"])
+@pytest.mark.parametrize("updates", ["early", "guarded", "together"])
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [
         (drop_op, "never run"),
-        (run_twice, "runs twice"),
+        (run_an_update_twice, "runs twice"),
+        (recompute_what_is_there, "which is there"),
+        (recompute_after_the_update, "was changed since"),
         (free_too_early, "not there"),
         (free_twice, "not there"),
         (never_free, "never freed"),

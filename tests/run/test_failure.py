@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 import edgetrain.run.compiled as compiled_module
-from edgetrain.errors import UserError
+from edgetrain.errors import InternalError, UserError
 from edgetrain.ops import update
 from edgetrain.plan.plan import Compute, Updates
 from edgetrain.run.compile import Program, build
@@ -112,7 +112,7 @@ def everything(ours: Training) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["first step", "later step"])
-@pytest.mark.parametrize("updates", ["early", "together"])
+@pytest.mark.parametrize("updates", ["guarded", "together"])
 @pytest.mark.parametrize("optimizer", [momentum, amsgrad])
 def test_a_fault_at_any_op_changes_nothing(optimizer: OptimizerMaker, updates: Updates, later: bool) -> None:
     ours, step = made(optimizer, updates)
@@ -148,11 +148,28 @@ def test_a_fault_at_any_op_changes_nothing(optimizer: OptimizerMaker, updates: U
     assert relative_error(ours.snapshot(), twin.snapshot(), noise=1e-14) < ROUNDING
 
 
+def test_an_early_step_says_so_when_the_impossible_happens() -> None:
+    """Nothing can fail after the first update of an early step. A fault put there by force is not hidden."""
+    ours, step = made(momentum, "early")
+    step(*batch())
+    faults = Faults(step._program)
+    before = everything(ours)
+    first_update = [step.graph.ops[op].phase for op in step.plan.order].index("update")
+    for number in range(first_update):
+        faults.arm(number, after=False)
+        with pytest.raises(Fault):
+            step(*batch())
+        assert differing(everything(ours), before) == []
+    faults.arm(first_update, after=True)
+    with pytest.raises(InternalError, match="updated in part"):
+        step(*batch())
+
+
 def _computed(step: CompiledStep, position: int) -> int:
     return [action.op for action in step.plan.schedule if isinstance(action, Compute)][position]
 
 
-@pytest.mark.parametrize("updates", ["early", "together"])
+@pytest.mark.parametrize("updates", ["early", "guarded", "together"])
 def test_a_fault_in_the_first_call_which_looks_at_every_tensor(
     updates: Updates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +238,14 @@ class Root(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("updates", ["early", "together"])
+def test_a_step_that_checks_its_gradients_does_not_update_early() -> None:
+    ours = training(Root(), lambda model, x: model(x), momentum)
+    graph = et.capture(ours.model, ours.loss, ours.optimizer, (torch.ones(2, 2),))
+    with pytest.raises(UserError, match="cannot update early"):
+        et.compile(graph, et.keep_all(graph, updates="early"), ours.model, ours.optimizer, check_finite=True)
+
+
+@pytest.mark.parametrize("updates", ["guarded", "together"])
 def test_a_gradient_that_is_not_finite_is_refused(updates: Updates) -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = model(x)
@@ -284,7 +308,7 @@ ours = training(nn.Sequential(*layers).double(), towards_ramp, momentum)
 x = (torch.randn(32, 16, dtype=torch.float64),)
 graph = et.capture(ours.model, ours.loss, ours.optimizer, x)
 found = {}
-for updates in ("early", "together"):
+for updates in ("early", "guarded", "together"):
     step = et.compile(graph, et.keep_all(graph, updates=updates), ours.model, ours.optimizer)
     step(*x)
     start = copy.deepcopy((ours.model.state_dict(), ours.optimizer.state_dict()))
@@ -330,7 +354,7 @@ def test_ctrl_c_at_any_moment_leaves_all_old_or_all_new() -> None:
     for updates, count in child(INTERRUPTED).items():
         assert count["torn"] == count["missed"] == 0, (updates, count)
         assert count["inside"] >= 5, (updates, count)  # most came while the step ran
-        assert count["old"] >= 3, (updates, count)
+        assert count["old"] >= 1, (updates, count)
         assert count["works"]
 
 
@@ -349,7 +373,7 @@ layers = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Lin
 ours = training(nn.Sequential(*layers).double(), towards_ramp, amsgrad)
 x = (torch.randn(640_000, 8, dtype=torch.float64),)
 graph = et.capture(ours.model, ours.loss, ours.optimizer, x)
-step = et.compile(graph, et.keep_all(graph, updates="early"), ours.model, ours.optimizer)
+step = et.compile(graph, et.keep_all(graph, updates="guarded"), ours.model, ours.optimizer)
 step(*x)
 faults = Faults(step._program)  # only counts
 pages = int(open("/proc/self/statm").read().split()[0])

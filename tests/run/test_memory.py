@@ -54,7 +54,7 @@ def made(optimizer: OptimizerMaker = sgd) -> Training:
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adam])
-@pytest.mark.parametrize("updates", ["early", "together"])
+@pytest.mark.parametrize("updates", ["early", "guarded", "together"])
 def test_a_trace_is_the_plan_and_changes_nothing(updates: Updates, optimizer: OptimizerMaker) -> None:
     ours = made(optimizer)
     graph = et.capture(ours.model, ours.loss, ours.optimizer, batch())

@@ -22,6 +22,7 @@ import edgetrain as et
 from edgetrain import zoo
 from edgetrain.graph import foretold
 from edgetrain.graph.capture import capture_with_externals
+from edgetrain.ops import norm
 from edgetrain.plan.plan import Updates
 from edgetrain.run.compiled import CompiledStep
 
@@ -129,7 +130,7 @@ def state_shape(optimizer: torch.optim.Optimizer) -> Any:
     return states, [{k: str(v) for k, v in group.items()} for group in saved["param_groups"]]
 
 
-@pytest.mark.parametrize("updates", ["early", "together"])
+@pytest.mark.parametrize("updates", ["early", "guarded", "together"])
 @pytest.mark.parametrize("name", [*SGD, *ADAM])
 def test_optimizer(name: str, updates: Updates) -> None:
     """To the bit, and the state dicts have the same keys."""
@@ -269,16 +270,19 @@ def test_zoo_in_float64(small: Small) -> None:
 @pytest.mark.parametrize("small", ZOO, ids=lambda small: small.name)
 def test_zoo_in_float32(small: Small) -> None:
     """Bitwise as plain float32, or with an error to float64 of at most four times that of plain float32: in the layout
-    that the step chooses for convolutions without batch norm, and for an LSTM, which it runs gate by gate.
+    that the step chooses for convolutions, and for an LSTM, which it runs gate by gate.
 
     Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of three
-    seeds the best counts.
+    seeds the best counts. Batch norm over these few samples multiplies errors from step to step, plain float32's as
+    ours, so there one step is compared.
     """
-    rounds = small.name in ("alexnet", "squeezenet", "char_lstm")
+    normalises = small.name in ("mobilenet_v2", "googlenet", "resnet18", "resnet50")
+    rounds = normalises or small.name in ("alexnet", "squeezenet", "char_lstm")
+    steps = 1 if normalises else 3
     ratios = []
     for seed in range(3 if rounds else 1):
         plain = small.training(torch.float32, seed)
-        work, batches = plain.twin(), small.batches(3, torch.float32)
+        work, batches = plain.twin(), small.batches(steps, torch.float32)
         step = et.prepare(work.model, work.loss, work.optimizer, batches[0])
         run(step, batches)
         run(plain.plain_step, batches)
@@ -287,9 +291,9 @@ def test_zoo_in_float32(small: Small) -> None:
             assert differing(work.snapshot(), plain.snapshot()) == []
             return
         exact = small.training(F64, seed)
-        run(exact.plain_step, small.batches(3, F64))
+        run(exact.plain_step, small.batches(steps, F64))
         found, own = (relative_error(one.snapshot(), exact.snapshot(), noise=1e-9) for one in (work, plain))
-        assert own < 1e-4, "the comparison says nothing"
+        assert own < (0.1 if normalises else 1e-4), "the comparison says nothing"
         ratios.append(found / own)
         if ratios[-1] <= 4:
             return
@@ -327,9 +331,15 @@ def test_float32_as_it_comes_is_bitwise() -> None:
     assert_bitwise(work, plain, losses, plain_losses)
 
 
-def test_batch_norm_is_not_run_channels_last_unless_asked_for() -> None:
+def test_batch_norm_is_run_channels_last_by_our_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's batch norm adds up in float64 for contiguous batches, in float32 for channels-last ones."""
     work = training(conv_net(), towards_ramp)
+    step = et.prepare(work.model, work.loss, work.optimizer, images(1)[0])
+    kinds = {op.kind for op in step.graph.ops}
+    assert step.plan.exact == "rounding"
+    assert {"edgetrain.norm.statistics", "edgetrain.norm.apply", "edgetrain.norm.backward"} <= kinds
+    assert not kinds & {"aten.native_batch_norm.default", "aten.hardtanh.default"}
+    monkeypatch.setattr(norm, "available", lambda: False)
     assert et.prepare(work.model, work.loss, work.optimizer, images(1)[0]).plan.exact == "bitwise"
     without = training(
         nn.Sequential(*(m for m in conv_net().children() if not isinstance(m, nn.BatchNorm2d))), towards_ramp

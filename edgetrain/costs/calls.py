@@ -1,0 +1,154 @@
+"""An op on its own, ready to be run over and over: the kernel with arguments of the right shapes.
+
+In:  an op of a graph and the way to run it. Out: a function without arguments, and a key by which the same call is
+found again in another graph.
+
+Values do not matter to the time, so tensors are cut from one pool of numbers between ½ and 1½ (0 for whole numbers,
+which may be indices; true for truth values). What an op writes is its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edgetrain.costs.table import Way
+from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
+from edgetrain.ops import call, update
+from edgetrain.ops.replay import replay
+
+_ALIGNED_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op run in one way; `over` is the tensor that it overwrites."""
+
+    op: Op
+    over: int | None = None
+
+
+def calls(graph: Graph, number: int) -> dict[Way, Call]:
+    """The ways in which the op can be run, where they are different calls."""
+    op = graph.ops[number]
+    found: dict[Way, Call] = {"first": Call(op)}
+    again = replay(op)
+    if again is not None and again != op:
+        found["again"] = Call(again)
+    targets = call.overwritable(graph, op)
+    if targets:
+        found["over"] = Call(op, targets[0])
+    return found
+
+
+def key(graph: Graph, what: Call) -> str:
+    """The same for calls that cost the same: kind, shapes, strides, types and plain arguments."""
+    places: dict[int, int] = {}
+
+    def text(value: Value) -> Any:
+        if isinstance(value, Ref):
+            tensor = graph.tensors[value.tensor]
+            place = places.setdefault(tensor.storage, len(places))
+            device = graph.storages[tensor.storage].device
+            return ["t", place, tensor.shape, tensor.stride, tensor.dtype, tensor.offset, device]
+        if isinstance(value, Atom):
+            return [value.sort, value.name]
+        return [text(item) for item in value] if isinstance(value, tuple) else repr(value)
+
+    kwargs = {name: text(value) for name, value in what.op.kwargs if name not in ("group", "index")}
+    over = None if what.over is None else list(what.op.reads).index(what.over)
+    results = [t is not None for t in what.op.outputs]
+    parts = [what.op.kind, [text(a) for a in what.op.args], kwargs, bool(what.op.writes), over, results]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+class Pool:
+    """Numbers from which the arguments of one call after the other are cut."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
+
+    def tensors(self, graph: Graph, what: Call) -> dict[int, torch.Tensor]:
+        """The tensors that the call reads. Those that it writes are copies."""
+        starts: dict[int, int] = {}  # storage → where it begins in its pool
+        used: dict[tuple[str, str], int] = {}
+        found = {}
+        own = {*what.op.writes} | ({graph.tensors[what.over].storage} if what.over is not None else set())
+        for t in what.op.reads:
+            tensor = graph.tensors[t]
+            storage = graph.storages[tensor.storage]
+            kind = (tensor.dtype, storage.device)
+            if tensor.storage not in starts:
+                starts[tensor.storage] = used.get(kind, 0)
+                n_bytes = -(-max(storage.n_bytes, 1) // _ALIGNED_BYTES) * _ALIGNED_BYTES
+                used[kind] = starts[tensor.storage] + n_bytes
+            pool = self._pool(kind, used[kind])
+            offset = starts[tensor.storage] // ITEM_BYTES[tensor.dtype] + tensor.offset
+            view = torch.as_strided(pool, tensor.shape, tensor.stride, offset)
+            found[t] = view.clone() if tensor.storage in own else view
+        return found
+
+    def _pool(self, kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, kind[0])
+        n = -(-n_bytes // ITEM_BYTES[kind[0]])
+        there = self._buffers.get(kind)
+        if there is None or there.numel() < n:
+            self._buffers.pop(kind, None)
+            if dtype.is_floating_point or dtype.is_complex:
+                there = torch.linspace(0.5, 1.5, n, device=kind[1]).to(dtype)
+            elif dtype == torch.bool:
+                there = torch.ones(n, dtype=dtype, device=kind[1])
+            else:
+                there = torch.zeros(n, dtype=dtype, device=kind[1])
+            self._buffers[kind] = there
+        return there
+
+
+def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> Callable[[], object]:
+    """The call over these tensors."""
+    op = what.op
+    if op.phase == "update":
+        return _update(graph, op, tensors)
+    kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
+    if what.over is not None:
+        kind, swap = call.in_place(op, what.over)
+        if swap:
+            args[0], args[1] = args[1], args[0]
+        keyword = call.keyword_of(kind)
+        if keyword is not None:
+            kwargs[keyword] = Ref(what.over)
+    kernel = call.resolve(kind)
+    given = [_real(a, tensors) for a in args]
+    named = {name: _real(value, tensors) for name, value in kwargs.items()}
+    return lambda: kernel(*given, **named)
+
+
+def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor]) -> Callable[[], object]:
+    name = op.kind.split(".")[1]
+    p, g, *states = op.reads
+    keys = [graph.sources[t].path.rpartition(".")[2] for t in states]
+    state = {key: tensors[t] for key, t in zip(keys, states, strict=True)}
+    if "step" in state:
+        state["step"] = state["step"].reshape(()).to("cpu")
+    given = update.Settings(
+        lr=1e-3, weight_decay=1e-4, maximize=False, momentum=0.9 if states else 0.0, beta1=0.9, beta2=0.999, eps=1e-8,
+        amsgrad="max_exp_avg_sq" in state, decoupled=name == "adamw",
+    )  # fmt: skip
+    gradient = tensors[g].clone()
+    kernel = update.KERNELS[name]
+    return lambda: kernel(tensors[p], gradient, state, given, False, True, None)
+
+
+def _real(value: Value, tensors: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return tensors[value.tensor]
+    if isinstance(value, tuple):
+        return [_real(item, tensors) for item in value]
+    if isinstance(value, Atom):
+        return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
+    return value

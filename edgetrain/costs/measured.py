@@ -1,0 +1,219 @@
+"""Measure what every op of a graph costs on this machine.
+
+In:  a graph. Out: `Costs` with seconds and requests for memory of each op, as they are here and now.
+
+The ops run one by one in a process of its own, which is gone afterwards. Each different call is timed once a round,
+over several rounds, so that a disturbance of the machine meets all of them alike; the median over the rounds counts.
+Results are kept on disk by call and machine (`$EDGETRAIN_CACHE/costs`), so that the next model with the same layers is
+quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgetrain import child
+from edgetrain.costs import calls
+from edgetrain.costs.table import Costs, OpCost, Run, run_from_json, run_to_json
+from edgetrain.errors import UserError
+from edgetrain.graph import cache
+from edgetrain.graph.ir import Graph, from_json, to_json
+from edgetrain.native import arena, malloc, reports
+
+ROUNDS = 7
+LEAST_TIMED_S = 100e-6  # a shorter call is repeated within a round
+MOST_REPEATS = 20
+
+
+def measure_costs(
+    graph: Graph, *, rounds: int = ROUNDS, use_cache: bool = True, progress: child.Progress | None = None
+) -> Costs:
+    """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done."""
+    if rounds < 1:
+        raise UserError("costs are measured over at least one round", expected="rounds ≥ 1", received=str(rounds))
+    wanted = [
+        {way: calls.key(graph, call) for way, call in calls.calls(graph, n).items()} for n in range(len(graph.ops))
+    ]
+    about = machine()
+    file = _file(about) if use_cache else None
+    known = _read(file)
+    missing = {key for row in wanted for key in row.values()} - set(known)
+    if missing:
+        known |= _in_child(graph, missing, rounds, progress)
+        _write(file, known)
+    ops = tuple(OpCost({way: known[key] for way, key in row.items()}) for row in wanted)
+    return Costs(graph.key, "measured", ops, about)
+
+
+def machine() -> dict[str, str]:
+    """What the costs hold for."""
+    return {
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+        "onednn": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "arena": str(arena.available()),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+# ---- kept on disk
+
+
+def _file(about: Mapping[str, str]) -> Path | None:
+    folder = cache.folder()
+    if folder is None:
+        return None
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return folder.parent / "costs" / f"{digest}.json"
+
+
+def _read(file: Path | None) -> dict[str, Run]:
+    """What is known; a file that cannot be read is as good as none."""
+    if file is None:
+        return {}
+    try:
+        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return {key: run_from_json(run) for key, run in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _write(file: Path | None, known: Mapping[str, Run]) -> None:
+    if file is None:
+        return
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        merged = {**_read(file), **known}
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps({key: run_to_json(run) for key, run in merged.items()}), encoding="utf-8")
+        os.replace(part, file)
+
+
+# ---- the process that measures
+
+
+def _in_child(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None) -> dict[str, Run]:
+    data = {"graph": to_json(graph), "keys": sorted(keys), "rounds": rounds}
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    found = child.run("edgetrain.costs.measured:measured_in_child", data, progress=progress, environment=threads)
+    return {key: run_from_json(run) for key, run in found.items()}
+
+
+def measured_in_child(data: Any, progress: child.Progress) -> Any:
+    found = measure(from_json(data["graph"]), set(data["keys"]), data["rounds"], progress)
+    return {key: run_to_json(run) for key, run in found.items()}
+
+
+def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress) -> dict[str, Run]:
+    """Time the calls with these keys in this process."""
+    todo: dict[str, calls.Call] = {}
+    for number in range(len(graph.ops)):
+        for call in calls.calls(graph, number).values():
+            key = calls.key(graph, call)
+            if key in keys:
+                todo.setdefault(key, call)
+    pool = calls.Pool()
+    events, times = {}, {key: list[float]() for key in todo}
+    total, done = len(todo) * (rounds + 1), 0
+    with torch.no_grad():
+        for key, call in todo.items():
+            kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
+            events[key] = _events(calls.function(graph, call, pool.tensors(graph, call)), kept)
+            progress(done := done + 1, total)
+        malloc.keep_freed_memory()
+        for _ in range(rounds):
+            for key, call in todo.items():
+                times[key].append(_time(calls.function(graph, call, pool.tensors(graph, call))))
+                progress(done := done + 1, total)
+    return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
+
+
+def _time(work: Callable[[], object]) -> float:
+    first = _clocked(work, 1)
+    repeats = min(MOST_REPEATS, int(LEAST_TIMED_S / max(first, 1e-9)))
+    return _clocked(work, repeats) / repeats if repeats > 1 else first
+
+
+def _clocked(work: Callable[[], object], times: int) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def _events(work: Callable[[], object], kept: list[int]) -> tuple[int, ...]:
+    """What the call asks of the allocator, when only the results at these positions are kept. The first call of a
+    kernel may ask for more than later ones, so the second counts."""
+
+    def once() -> list[object]:
+        result = work()
+        return [result[n] for n in kept] if isinstance(result, tuple | list) else [result]
+
+    once()
+    if torch.cuda.is_available():
+        return _events_cuda(once)
+    if not arena.available():
+        return _events_reported(once)
+    with arena.recorded() as recording:
+        result = once()
+    del result
+    return recording.events
+
+
+def _events_reported(work: Callable[[], object]) -> tuple[int, ...]:
+    """PyTorch's report says how much is returned, and not what: the last request of that size, it is taken to be."""
+    with reports.allocations() as reported:
+        result = work()
+    del result
+    events: list[int] = []
+    open_: list[tuple[int, int]] = []
+    n = 0
+    for _, n_bytes in reported:
+        if n_bytes > 0:
+            open_.append((n_bytes, n))
+            events.append(n_bytes)
+            n += 1
+            continue
+        match = next((entry for entry in reversed(open_) if entry[0] == -n_bytes), None)
+        if match is not None:
+            open_.remove(match)
+            events.append(-1 - match[1])
+    return tuple(events)
+
+
+def _events_cuda(work: Callable[[], object]) -> tuple[int, ...]:
+    """A GPU's allocator tells only the most and what is left: one request and return for the workspace, one for all
+    results."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = work()
+    torch.cuda.synchronize()
+    most, left = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    del result
+    return (most - left, -1, left) if most > left else (left,) if left else ()

@@ -1,0 +1,162 @@
+"""What each op of a graph costs: seconds, and the memory that its kernel asks for.
+
+In:  a measurement here (`measured.py`), or numbers of your own.
+Out: `Costs`, one `OpCost` for each op of one graph; saved, read back equal, refused for another graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from edgetrain.errors import UserError
+
+SCHEMA = 1
+Origin = Literal["measured", "modelled"]
+# How an op is run: for the first time, again (without its side effects), or over one of its inputs.
+Way = Literal["first", "again", "over"]
+WAYS: tuple[Way, ...] = ("first", "again", "over")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One way to run an op.
+
+    events: what the kernel asks of the allocator: each request as its bytes, each return as -1 - the number of the
+    request within the op. What is not returned is its results.
+    """
+
+    time_s: float
+    events: tuple[int, ...] = ()
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that it held at one time, its results included."""
+        requests = [event for event in self.events if event >= 0]
+        held = most = 0
+        for event in self.events:
+            held += event if event >= 0 else -requests[-1 - event]
+            most = max(most, held)
+        return most
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The most that it held above its results, which are what it did not return."""
+        requests = [event for event in self.events if event >= 0]
+        left = sum(requests) - sum(requests[-1 - event] for event in self.events if event < 0)
+        return max(0, self.most_bytes - left)
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """`ways` always holds "first"; the others where they differ from it."""
+
+    ways: Mapping[Way, Run]
+
+    def run(self, way: Way) -> Run:
+        return self.ways.get(way) or self.ways["first"]
+
+    @property
+    def time_s(self) -> float:
+        return self.ways["first"].time_s
+
+    @property
+    def again_s(self) -> float:
+        return self.run("again").time_s
+
+
+@dataclass(frozen=True)
+class Costs:
+    graph_key: str
+    origin: Origin
+    ops: tuple[OpCost, ...]
+    about: Mapping[str, str] = field(default_factory=dict)  # machine, threads, versions
+
+    @cached_property
+    def workspace_bytes(self) -> dict[Way, dict[int, int]]:
+        """Way → op → bytes that the kernel takes above its results, without the ops that take none."""
+        found: dict[Way, dict[int, int]] = {}
+        for way in WAYS:
+            bytes_of = {number: cost.run(way).workspace_bytes for number, cost in enumerate(self.ops)}
+            found[way] = {number: n_bytes for number, n_bytes in bytes_of.items() if n_bytes}
+        return found
+
+    def time_s(self, order: Sequence[int]) -> float:
+        """The time of a step that runs the ops in this order, one that comes again at the price of a second time."""
+        done: set[int] = set()
+        total = 0.0
+        for op in order:
+            total += self.ops[op].again_s if op in done else self.ops[op].time_s
+            done.add(op)
+        return total
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(to_json(self)), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> Costs:
+        try:
+            return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise UserError(f"there is no cost file {path}") from error
+        except OSError as error:
+            raise UserError(f"the cost file {path} cannot be read", received=str(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{path} is not a cost file of edgetrain", received=f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def run_to_json(run: Run) -> list[Any]:
+    return [run.time_s, list(run.events)]
+
+
+def run_from_json(data: Any) -> Run:
+    time_s, events = data
+    if not isinstance(time_s, float | int) or not math.isfinite(time_s) or time_s < 0:
+        raise ValueError(f"a time is {time_s!r}")
+    return Run(float(time_s), tuple(_events(events)))
+
+
+def _events(events: Any) -> Iterator[int]:
+    requests, returned = 0, set()
+    for event in events:
+        if type(event) is not int or event < -requests or event in returned:
+            raise ValueError(f"an event is {event!r}")
+        if event >= 0:
+            requests += 1
+        else:
+            returned.add(event)
+        yield event
+
+
+def to_json(costs: Costs) -> dict[str, Any]:
+    ops = [{way: run_to_json(run) for way, run in cost.ways.items()} for cost in costs.ops]
+    return {
+        "edgetrain costs": SCHEMA,
+        "graph_key": costs.graph_key,
+        "origin": costs.origin,
+        "about": dict(costs.about),
+        "ops": ops,
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> Costs:
+    if data["edgetrain costs"] != SCHEMA or data["origin"] not in ("measured", "modelled"):
+        raise ValueError(f"schema {data['edgetrain costs']!r}, origin {data['origin']!r}")
+    ops = []
+    for row in data["ops"]:
+        if "first" not in row or not set(row) <= set(WAYS):
+            raise ValueError(f"ways are {sorted(row)}")
+        ops.append(OpCost({way: run_from_json(run) for way, run in row.items()}))
+    return Costs(
+        str(data["graph_key"]),
+        data["origin"],
+        tuple(ops),
+        {str(key): str(value) for key, value in data["about"].items()},
+    )

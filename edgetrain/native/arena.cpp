@@ -1,0 +1,264 @@
+// An allocator for PyTorch's CPU tensors that serves one training step from an arena, at offsets planned beforehand.
+//
+// A straight-line step asks for the same sizes in the same order each time. So a program is that sequence, with an
+// offset for each request; nothing is searched for. A request that the program does not foresee gets the smallest gap
+// between live blocks that holds it; one that the program foresees and that does not come is passed over.
+//
+//     idle      every request is passed to PyTorch's own allocator                          (any thread)
+//     record    passed on, and written down                                                 (the thread that began it)
+//     serve     from the arena, by the program or by best fit, and written down             (the thread that began it)
+//
+// No block is ever placed over a live one, whatever the program says: a tensor that outlives its step stays whole.
+//
+// Written down is each request (its bytes) and each return (minus one, minus the number of the request): the caller
+// reads from it what a kernel takes and gives back, and the most that was held at one time.
+//
+// Plain C functions, so that Python needs nothing but ctypes; c10's headers alone, so that it builds in seconds.
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+constexpr int64_t kLookAhead = 64;  // entries that may be passed over to find the next request
+
+struct Entry {
+  int64_t bytes;
+  int64_t offset;
+};
+
+struct Block {
+  int64_t request;  // its number; -1 for one of an earlier step
+  int64_t bytes;
+};
+
+struct State {
+  std::mutex mutex;
+  c10::Allocator* original = nullptr;
+  // The arena: `reserved` bytes of addresses, of which pages are there once they were touched.
+  char* base = nullptr;
+  int64_t reserved = 0;
+  std::map<int64_t, int64_t> taken;  // offset → end of each live block of the arena
+  // The step that runs now.
+  const Entry* program = nullptr;
+  int64_t n_entries = 0;
+  bool from_arena = false;
+  bool writing = false;
+  int64_t next = 0;        // entry of the program
+  int64_t passed = 0;      // entries that did not come
+  int64_t improvised = 0;  // requests that were served otherwise
+  int64_t height = 0;      // the highest end of a block of the arena
+  int64_t held = 0;
+  int64_t most = 0;
+  int64_t n_requests = 0;
+  std::vector<int64_t> events;
+  std::unordered_map<void*, Block> live;
+};
+
+State& state() {
+  static State* one = new State;  // never destroyed: tensors may be freed while the process ends
+  return *one;
+}
+
+thread_local bool is_step_thread = false;
+
+// The entry of the program for a request of so many bytes, or nullptr.
+const Entry* foreseen(State& s, int64_t bytes) {
+  const int64_t last = std::min(s.n_entries, s.next + kLookAhead);
+  for (int64_t n = s.next; n < last; ++n) {
+    if (s.program[n].bytes == bytes) {
+      s.passed += n - s.next;
+      s.next = n + 1;
+      return &s.program[n];
+    }
+  }
+  return nullptr;
+}
+
+bool is_free(const State& s, int64_t offset, int64_t end) {
+  auto after = s.taken.lower_bound(offset);
+  if (after != s.taken.end() && after->first < end) return false;
+  return after == s.taken.begin() || std::prev(after)->second <= offset;
+}
+
+// The smallest gap between live blocks that holds so many bytes, or the place above them all.
+int64_t best_fit(const State& s, int64_t bytes) {
+  int64_t best = -1, best_gap = INT64_MAX, end = 0;
+  for (const auto& [offset, block_end] : s.taken) {
+    const int64_t gap = offset - end;
+    if (gap >= bytes && gap < best_gap) {
+      best = end;
+      best_gap = gap;
+    }
+    end = block_end;
+  }
+  return best >= 0 ? best : end;
+}
+
+// A place in the arena, or nullptr if it is full.
+void* place(State& s, int64_t bytes) {
+  const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const Entry* entry = foreseen(s, bytes);
+  int64_t offset;
+  if (entry != nullptr && is_free(s, entry->offset, entry->offset + rounded)) {
+    offset = entry->offset;
+  } else {
+    s.improvised += 1;
+    offset = best_fit(s, rounded);
+  }
+  if (offset + rounded > s.reserved) return nullptr;
+  s.taken[offset] = offset + rounded;
+  if (offset + rounded > s.height) s.height = offset + rounded;
+  return s.base + offset;
+}
+
+void note_taken(State& s, void* pointer, int64_t bytes) {
+  s.live[pointer] = {s.n_requests, bytes};
+  s.n_requests += 1;
+  s.events.push_back(bytes);
+  s.held += bytes;
+  if (s.held > s.most) s.most = s.held;
+}
+
+void note_returned(State& s, void* pointer) {
+  auto found = s.live.find(pointer);
+  if (found == s.live.end()) return;
+  if (found->second.request >= 0) {
+    if (s.writing) s.events.push_back(-1 - found->second.request);
+    s.held -= found->second.bytes;
+  }
+  s.live.erase(found);
+}
+
+void give_back(void* pointer) {
+  if (pointer == nullptr) return;
+  State& s = state();
+  bool ours;
+  {
+    std::lock_guard<std::mutex> lock(s.mutex);
+    if (!s.live.empty()) note_returned(s, pointer);
+    const char* p = static_cast<const char*>(pointer);
+    ours = s.base != nullptr && p >= s.base && p < s.base + s.reserved;
+    if (ours) s.taken.erase(p - s.base);
+  }
+  if (ours) {
+    c10::profiledCPUMemoryReporter().Delete(pointer);
+  } else {
+    s.original->raw_deallocate(pointer);
+  }
+}
+
+struct ArenaAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t n) override {
+    State& s = state();
+    void* pointer = nullptr;
+    if (is_step_thread && s.writing && n > 0) {
+      std::lock_guard<std::mutex> lock(s.mutex);
+      const int64_t bytes = static_cast<int64_t>(n);
+      if (s.from_arena) {
+        pointer = place(s, bytes);
+        if (pointer != nullptr) c10::profiledCPUMemoryReporter().New(pointer, n);
+      }
+      if (pointer == nullptr) pointer = s.original->raw_allocate(n);
+      note_taken(s, pointer, bytes);
+    } else {
+      pointer = s.original->raw_allocate(n);
+    }
+    return {pointer, pointer, &give_back, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void* to, const void* from, std::size_t n) const override { std::memcpy(to, from, n); }
+};
+
+}  // namespace
+
+extern "C" {
+
+// The PyTorch that it was built for: c10's classes may look different in another.
+const char* et_torch_version() { return ET_TORCH_VERSION; }
+
+// Put this allocator before PyTorch's own. Once in a process; false if that one cannot be wrapped.
+bool et_install() {
+  static ArenaAllocator ours;
+  State& s = state();
+  if (s.original != nullptr) return true;
+  c10::Allocator* original = c10::GetAllocator(c10::DeviceType::CPU);
+  if (original == nullptr || original->raw_deleter() == nullptr) return false;
+  s.original = original;
+  c10::SetAllocator(c10::DeviceType::CPU, &ours, 255);
+  return c10::GetAllocator(c10::DeviceType::CPU) == &ours;
+}
+
+// Reserve addresses for the arena, once in a process; they take no memory until they are touched. False: the system
+// refuses them.
+bool et_reserve(int64_t bytes) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  if (s.base != nullptr) return true;
+  void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return false;
+  s.base = static_cast<char*>(found);
+  s.reserved = bytes;
+  return true;
+}
+
+// Hand the pages above `bytes` back to the system.
+void et_trim(int64_t bytes) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  constexpr int64_t kPage = 1 << 16;
+  int64_t from = (bytes + kPage - 1) / kPage * kPage;
+  if (!s.taken.empty()) from = std::max(from, (s.taken.rbegin()->second + kPage - 1) / kPage * kPage);
+  if (s.base != nullptr && from < s.reserved) madvise(s.base + from, s.reserved - from, MADV_DONTNEED);
+}
+
+// From here to `et_stop`, requests of this thread are written down and, with `from_arena`, served from the arena.
+// False: another step is under way.
+bool et_start(const Entry* program, int64_t n, bool from_arena) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  if (s.writing) return false;
+  s.program = program;
+  s.n_entries = n;
+  s.from_arena = from_arena;
+  s.next = s.passed = s.improvised = s.height = s.held = s.most = s.n_requests = 0;
+  s.events.clear();
+  for (auto& [pointer, block] : s.live) block.request = -1;
+  s.writing = true;
+  is_step_thread = true;
+  return true;
+}
+
+// Returns the number of events written down. `counts` gets: requests that were served otherwise than by the program,
+// entries of the program that did not come, most bytes, bytes still held, height of the arena.
+int64_t et_stop(int64_t* counts) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.writing = false;
+  is_step_thread = false;
+  counts[0] = s.improvised;
+  counts[1] = s.passed + s.n_entries - s.next;
+  counts[2] = s.most;
+  counts[3] = s.held;
+  counts[4] = s.height;
+  s.program = nullptr;
+  return static_cast<int64_t>(s.events.size());
+}
+
+void et_events(int64_t* into) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  std::memcpy(into, s.events.data(), s.events.size() * sizeof(int64_t));
+}
+}

@@ -1,0 +1,139 @@
+"""The arena allocator from Python: write down what PyTorch's CPU allocator is asked for, or serve it where planned.
+
+In:  a block of code that runs on this thread, and, to serve it, a `Program`: what it will ask for, in order, and where.
+Out: a `Recording` of what was asked for and given back.
+
+The library `_arena` is built when the package is installed where PyTorch is (see setup.py); `missing()` says why it
+cannot be used. Nothing here is needed to train: without it, steps take their memory from PyTorch's own allocator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from edgetrain.errors import InternalError
+
+
+@dataclass
+class Recording:
+    """What one block of code asked of the allocator; filled in at its end.
+
+    events: in order, each request as its bytes, each return as -1 - the number of its request.
+    improvised: requests from the arena that got a place by best fit: there was no program, or the block did something
+        else than it says.
+    unused: entries of the program that were not asked for.
+    height_bytes: of the arena, as far as it was used.
+    """
+
+    events: tuple[int, ...] = ()
+    improvised: int = 0
+    unused: int = 0
+    most_bytes: int = 0
+    held_bytes: int = 0
+    height_bytes: int = 0
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_int64), ("offset", ctypes.c_int64)]
+
+
+class Program:
+    """Where the requests of a block go: the bytes and the offset of each, in order."""
+
+    def __init__(self, sizes: Sequence[int], offsets: Sequence[int]) -> None:
+        entries = list(zip(sizes, offsets, strict=True))
+        self.height_bytes = max((size + offset for size, offset in entries), default=0)
+        self._n = len(entries)
+        self._entries = (_Entry * self._n)(*(_Entry(size, offset) for size, offset in entries))
+
+    def __len__(self) -> int:
+        return self._n
+
+
+def available() -> bool:
+    return missing() is None
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why the arena cannot be used here, or None."""
+    found = importlib.util.find_spec("edgetrain.native._arena")
+    if found is None or found.origin is None:
+        return "edgetrain was installed before PyTorch, or without a C++ compiler; install it again (see README)"
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError as error:
+        return f"its library cannot be loaded: {error}"
+    library.et_torch_version.restype = ctypes.c_char_p
+    built = library.et_torch_version().decode()
+    if built != torch.__version__:
+        return f"it was built for PyTorch {built}, and this is {torch.__version__}; install edgetrain again"
+    for name in ("et_install", "et_reserve", "et_start"):
+        getattr(library, name).restype = ctypes.c_bool
+    library.et_stop.restype = ctypes.c_int64
+    library.et_reserve.argtypes = library.et_trim.argtypes = [ctypes.c_int64]
+    library.et_start.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool]
+    if not library.et_install():
+        return "PyTorch's allocator was replaced by one that cannot be wrapped"
+    _loaded.append(library)
+    return None
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+def _library() -> ctypes.CDLL:
+    why = missing()
+    if why is not None:
+        raise InternalError(f"the arena was asked for, but {why}")
+    return _loaded[0]
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Write down what this thread asks for in the block."""
+    yield from _watch(None, from_arena=False)
+
+
+@contextmanager
+def served(program: Program | None) -> Iterator[Recording]:
+    """Serve what this thread asks for in the block from the arena, by the program as far as it goes."""
+    yield from _watch(program, from_arena=_reserve())
+
+
+@functools.cache
+def _reserve() -> bool:
+    """Addresses for all the memory that this machine has; where the system refuses, for less. False: for none."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return any(_library().et_reserve(part) for part in (size, size // 2, size // 4, size // 8))
+
+
+def _watch(program: Program | None, *, from_arena: bool) -> Iterator[Recording]:
+    library = _library()
+    entries = None if program is None else ctypes.addressof(program._entries)
+    recording = Recording()
+    if not library.et_start(entries, 0 if program is None else len(program), from_arena):
+        raise InternalError("two steps run at the same time in one process")
+    try:
+        yield recording
+    finally:
+        counts = (ctypes.c_int64 * 5)()
+        n_events = library.et_stop(counts)
+        events = (ctypes.c_int64 * n_events)()
+        library.et_events(events)
+        recording.events = tuple(events)
+        recording.improvised, recording.unused, recording.most_bytes, recording.held_bytes = counts[:4]
+        recording.height_bytes = counts[4]
+
+
+def trim(n_bytes: int) -> None:
+    """Hand the pages of the arena above `n_bytes` back to the system."""
+    _library().et_trim(n_bytes)

@@ -1,0 +1,180 @@
+"""Batch norm of a training step on the CPU, together with the clamp that follows it, for channels-last floats.
+
+In:  x, a dense channels-last tensor of float32 [N, C, H, W]; float32 tensors [C]; `low` and `high`, between which the
+     result is clamped: -inf and inf without an activation, 0 and inf for ReLU, 0 and 6 for ReLU6.
+Out: tensors of x's layout, and float32 tensors [C].
+
+    statistics   mean, 1 / sqrt(variance + eps); the running statistics are changed in place
+    apply        y = clamp((x - mean) * (invstd * weight) + bias, low, high)
+    backward     the gradients of x, weight and bias, from that of y; y itself is not needed
+
+Sums are as exact as those of PyTorch's contiguous kernel, and the same call gives the same bits, whatever the number of
+threads: a y that was dropped is had again with `apply`. Nothing is taken from PyTorch's allocator but the results.
+
+The library `_norm` is built when the package is installed where PyTorch is (see setup.py); `missing()` says why it
+cannot be used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgetrain.errors import InternalError
+
+
+def available() -> bool:
+    return missing() is None
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why the kernels cannot be used here, or None."""
+    found = importlib.util.find_spec("edgetrain.native._norm")
+    if found is None or found.origin is None:
+        return "edgetrain was installed before PyTorch, or without a C++ compiler; install it again (see README)"
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError as error:
+        return f"their library cannot be loaded: {error}"
+    library.et_torch_version.restype = ctypes.c_char_p
+    built = library.et_torch_version().decode()
+    if built != torch.__version__:
+        return f"they were built for PyTorch {built}, and this is {torch.__version__}; install edgetrain again"
+    _loaded.append(library)
+    return None
+
+
+_loaded: list[ctypes.CDLL] = []
+
+_POINTER, _INT, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
+_ARGUMENTS = {
+    "statistics": [_POINTER, _INT, _INT, *4 * [_POINTER], _DOUBLE, _DOUBLE],
+    "apply": [_POINTER, _POINTER, _INT, _INT, *4 * [_POINTER], _FLOAT, _FLOAT],
+    "backward": [*3 * [_POINTER], _INT, _INT, *4 * [_POINTER], _FLOAT, _FLOAT, _POINTER, _POINTER],
+}
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    why = missing()
+    if why is not None:
+        raise InternalError(f"the batch norm kernels were asked for, but {why}")
+    kernel = getattr(_loaded[0], f"et_norm_{name}")
+    kernel.argtypes = _ARGUMENTS[name]
+    kernel.restype = None
+    return kernel
+
+
+def statistics(
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(biased variance + eps) of each channel. The running ones, both or neither, follow as those of
+    torch.nn.BatchNorm2d do: the variance unbiased."""
+    _check(x)
+    C = x.shape[1]
+    mean = torch.empty(C, dtype=torch.float32)
+    invstd = torch.empty(C, dtype=torch.float32)
+    _kernel("statistics")(
+        x.data_ptr(),
+        x.numel() // C,
+        C,
+        mean.data_ptr(),
+        invstd.data_ptr(),
+        _pointer(running_mean),
+        _pointer(running_var),
+        momentum,
+        eps,
+    )
+    return mean, invstd
+
+
+def apply(
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    low: float = -math.inf,
+    high: float = math.inf,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`out` may be x."""
+    y = _result(x, out)
+    C = x.shape[1]
+    _kernel("apply")(
+        x.data_ptr(),
+        y.data_ptr(),
+        x.numel() // C,
+        C,
+        mean.data_ptr(),
+        invstd.data_ptr(),
+        _pointer(weight),
+        _pointer(bias),
+        low,
+        high,
+    )
+    return y
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    low: float = -math.inf,
+    high: float = math.inf,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of x, weight and bias; nothing flows where y is at a bound, as in PyTorch. `out` is for that of x,
+    and may be dy."""
+    _check(dy)
+    dx = _result(x, out)
+    C = x.shape[1]
+    dweight = None if weight is None else torch.empty(C, dtype=torch.float32)
+    dbias = None if bias is None else torch.empty(C, dtype=torch.float32)
+    _kernel("backward")(
+        dy.data_ptr(),
+        x.data_ptr(),
+        dx.data_ptr(),
+        x.numel() // C,
+        C,
+        mean.data_ptr(),
+        invstd.data_ptr(),
+        _pointer(weight),
+        _pointer(bias),
+        low,
+        high,
+        _pointer(dweight),
+        _pointer(dbias),
+    )
+    return dx, dweight, dbias
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(x: Tensor) -> None:
+    dense = x.dtype is torch.float32 and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    if not dense or x.numel() == 0:
+        raise InternalError(
+            f"batch norm takes dense channels-last float32 tensors of 4 dimensions, none empty; this one is {x.dtype}, "
+            f"{tuple(x.shape)} with strides {x.stride()}"
+        )
+
+
+def _result(x: Tensor, out: Tensor | None) -> Tensor:
+    _check(x)
+    if out is None:
+        return torch.empty_like(x)
+    _check(out)
+    return out

@@ -1,0 +1,48 @@
+"""Running an op a second time in the same step: which ops can, and how.
+
+The results are bitwise those of the first time, and nothing else changes: running statistics are not updated twice,
+random numbers are drawn from where they were drawn the first time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from edgetrain.graph.ir import Op
+from edgetrain.ops.call import OWN, resolve
+
+# Kernels that update the running statistics named by these arguments while they train; without them they compute the
+# same results and leave the statistics alone.
+_STATISTICS = {"aten.native_batch_norm.default": (3, 4), "edgetrain.norm.statistics": (1, 2)}
+
+
+def replay(op: Op) -> Op | None:
+    """The op to run the second time, or None where a second time cannot be the same as the first.
+
+    One that draws random numbers stays `random`: whoever runs it again gives it the generator as it was (`generator`).
+    """
+    if op.phase != "forward" or (op.random and not _takes_generator(op)):
+        return None
+    if not op.writes:
+        return op
+    places = _STATISTICS.get(op.kind)
+    trains = op.kind != "aten.native_batch_norm.default" or op.args[5] is True
+    if places is None or not trains or len(op.writes) != len(places):
+        return None
+    args = tuple(None if position in places else value for position, value in enumerate(op.args))
+    return replace(op, args=args, writes=())
+
+
+def _takes_generator(op: Op) -> bool:
+    if op.kind in OWN:
+        return False
+    return any(argument.name == "generator" for argument in resolve(op.kind)._schema.arguments)  # type: ignore[attr-defined]
+
+
+def generator(device: str) -> torch.Generator:
+    """A copy of the generator of a device as it is now."""
+    if device == "cpu":
+        return torch.default_generator.clone_state()
+    return torch.cuda.default_generators[torch.device(device).index or 0].clone_state()

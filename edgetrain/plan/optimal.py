@@ -1,0 +1,469 @@
+"""The planner `optimal`: mixed-integer programming over storages.
+
+In:  a problem, a budget in bytes, a schedule to start from.
+Out: the order of least extra time that was found within the budget, and a proven bound on the best of its class.
+
+Class of schedules: the ops run in the order of the problem; forward ops alone are recomputed, right before an op of
+the backward pass that reads an activation (a *stage*), in chains of at most `depth` ops; a storage is kept over the
+whole gap between two of its *points*, or not at all. Its points are the stages that read it, and those before which an
+op that reads it may be recomputed as one of the last `reach` of a chain.
+
+                      forward            │ stages of the backward pass
+    storage s   make ── use ── use ──────┼───── point ───────── point        K[s,0], K[s,1]: kept over the gap
+                                 gap 0   │          gap 1
+                                         │      R[t,i]: op i is recomputed before stage t
+
+    need       a stage finds what it reads:       K[s,gap] + R[t,maker(s)] ≥ 1
+    inputs     so does a recompute:               R[t,i] ≤ K[s,gap] + R[t,maker(s)]
+    retention  kept is what was there:            K[s,g+1] ≤ K[s,g] + R[t_g,maker(s)]
+    memory     one row for each op, and one for each recompute. While a stage runs that does not itself read s, s is
+               there if it is kept over the gap that follows
+    least      Σ R[t,i] · time(i)
+
+The rows for recomputes count their own inputs and results, what is kept, and what the stage itself waits for; what
+else a chain holds in between is found by playing the schedule through, and cut off by a row of its own
+(`Formulation.cut`).
+Tight budgets need longer chains: where none of the class fits, `depth` is doubled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.plan.lifetimes import new_storages
+from edgetrain.plan.plan import Compute, Free
+from edgetrain.plan.problem import Problem
+
+DEPTH = 6
+REACH = 4
+DEEPEST = 48
+CLASS = "recompute of forward ops before ops of the backward pass that read activations, in chains of at most {} ops"
+
+Row = dict[int, float]
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """order: None if none was found in the time. extra_bound_s: no schedule of the class takes less extra time.
+    infeasible: the class holds no schedule within the budget (proven)."""
+
+    order: tuple[int, ...] | None
+    extra_s: float
+    extra_bound_s: float
+    schedules: str
+    infeasible: bool = False
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """fixed + Σ bytes · variable ≤ budget"""
+
+    row: Row
+    fixed_bytes: float
+
+
+class Formulation:
+    """The variables and rows for one problem and one depth; the budget is not part of it."""
+
+    def __init__(self, problem: Problem, *, depth: int, reach: int = REACH) -> None:
+        self.problem, self.depth, self.reach = problem, depth, reach
+        p = problem
+        self.ops = [number for number in p.order if not p.is_view[number]]
+        self.at = {number: index for index, number in enumerate(self.ops)}
+        phases = [p.graph.ops[number].phase for number in self.ops]
+        self.first_backward = next((i for i, phase in enumerate(phases) if phase != "forward"), len(phases))
+        self.forward_last, self.uses = self._uses()
+        self.stages = sorted({use for uses in self.uses.values() for use in uses})
+        self.before, self.during = self._fixed()
+        self.points = {s: list(uses) for s, uses in self.uses.items()}
+        self.candidates = {t: self._candidates(t) for t in self.stages}
+        self.cost: list[float] = []
+        self.K = {(s, g): self._variable(0.0) for s, points in self.points.items() for g in range(len(points))}
+        self.R = {(t, i): self._variable(p.costs.ops[i].again_s) for t in self.stages for i in self.candidates[t]}
+
+    def _variable(self, cost: float) -> int:
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+    def _uses(self) -> tuple[dict[int, int], dict[int, list[int]]]:
+        """For what the forward pass makes: where it touches it last, and where the backward pass reads it."""
+        p = self.problem
+        last: dict[int, int] = {}
+        uses: dict[int, list[int]] = {}
+        for index, number in enumerate(self.ops):
+            if index < self.first_backward:
+                last.update(dict.fromkeys((*p.makes[number], *p.reads[number]), index))
+            else:
+                for s in p.reads[number]:
+                    if s in last:
+                        uses.setdefault(s, []).append(index)
+        return last, uses
+
+    def _fixed(self) -> tuple[list[int], list[int]]:
+        """The bytes before and during each op that no decision changes: all but the storages with gaps."""
+        p = self.problem
+        before, during = [0] * len(self.ops), [0] * len(self.ops)
+        for moment in p.moments(p.order):
+            if moment.op in self.at:
+                before[self.at[moment.op]], during[self.at[moment.op]] = moment.before_bytes, moment.during_bytes
+        for s, uses in self.uses.items():
+            for index in range(self.forward_last[s] + 1, uses[-1] + 1):
+                before[index] -= p.size[s]
+                during[index] -= p.size[s]
+        return before, during
+
+    def gap(self, s: int, stage: int) -> int | None:
+        """The gap of a storage that spans the stage or ends at it; None after its last use."""
+        points = self.points.get(s)
+        if points is None or stage > points[-1]:
+            return None
+        return bisect_left(points, stage)
+
+    def _candidates(self, stage: int) -> list[int]:
+        """The ops that may be recomputed before the stage, inputs first. The stage becomes a point of what those that
+        end a chain read."""
+        p = self.problem
+        found: set[int] = set()
+        front = [s for s in p.reads[self.ops[stage]] if s in self.uses]
+        for level in range(self.depth):
+            new = {p.maker[s] for s in front} - found
+            new = {op for op in new if p.deadline[op] > p.position[self.ops[stage]]}
+            found |= new
+            front = [s for op in new for s in p.reads[op]]
+            for s in front if level < self.reach else ():
+                points = self.points.get(s, [])
+                if points and stage < points[-1] and stage not in points:
+                    insort(points, stage)
+        # An op whose input can neither be kept until the stage nor be recomputed there cannot run.
+        while True:
+            lost = {op for op in found for s in p.reads[op] if self.gap(s, stage) is None and p.maker[s] not in found}
+            if not lost:
+                return sorted(found, key=self.at.__getitem__)
+            found -= lost
+
+    # ---- the rows
+
+    def present(self, s: int, stage: int) -> list[int]:
+        """The variables of which one must be 1 for the storage to be there at the stage."""
+        gap = self.gap(s, stage)
+        again = self.R.get((stage, self.problem.maker[s]))
+        return [*([] if gap is None else [self.K[s, gap]]), *([] if again is None else [again])]
+
+    def logic(self) -> Iterator[tuple[Row, float]]:
+        """Rows Σ a·x ≤ b: need, inputs, retention."""
+        p = self.problem
+        for t in self.stages:
+            for s in p.reads[self.ops[t]]:
+                if s in self.uses:
+                    yield dict.fromkeys(self.present(s, t), -1.0), -1.0
+            for i in self.candidates[t]:
+                for s in p.reads[i]:
+                    yield {**dict.fromkeys(self.present(s, t), -1.0), self.R[t, i]: 1.0}, 0.0
+        for s, points in self.points.items():
+            for g in range(1, len(points)):
+                yield {**dict.fromkeys(self.present(s, points[g - 1]), -1.0), self.K[s, g]: 1.0}, 0.0
+
+    def memory(self) -> Iterator[_Memory]:
+        for index in range(len(self.ops)):
+            yield self._while_running(index)
+        for t in self.stages:
+            for i in self.candidates[t]:
+                yield self._while_recomputing(t, i)
+
+    def _while_running(self, index: int) -> _Memory:
+        p = self.problem
+        reads = set(p.reads[self.ops[index]])
+        row: Row = {}
+        fixed = self.during[index]
+        for s, uses in self.uses.items():
+            if not self.forward_last[s] < index <= uses[-1]:
+                continue
+            gap = self.gap(s, index)
+            assert gap is not None
+            if s in reads:
+                fixed += p.size[s]
+            else:
+                row[self.K[s, gap + (self.points[s][gap] == index)]] = float(p.size[s])
+        return _Memory(row, fixed)
+
+    def _while_recomputing(self, t: int, i: int) -> _Memory:
+        p = self.problem
+        own = {*p.reads[i], *p.makes[i]}
+        wanted = {s for s in p.reads[self.ops[t]] if s in self.uses} - own
+        row: Row = {}
+        for s in self._across(t):
+            if s not in own:
+                row[self.present(s, t)[0]] = float(p.size[s])
+        for j in self.candidates[t]:
+            if self.at[j] < self.at[i] and wanted.intersection(p.makes[j]):
+                row[self.R[t, j]] = float(sum(p.size[s] for s in wanted.intersection(p.makes[j])))
+        row[self.R[t, i]] = float(sum(p.size[s] for s in own) + p.workspace.get(i, 0))
+        return _Memory(row, self.before[t])
+
+    def _across(self, t: int) -> list[int]:
+        """The storages with a gap that spans the stage or ends at it."""
+        return [s for s, uses in self.uses.items() if self.forward_last[s] < t <= uses[-1]]
+
+    # ---- from a solution to an order and back
+
+    def order(self, values: Values) -> tuple[int, ...]:
+        chosen: dict[int, list[int]] = {}
+        for (t, i), v in self.R.items():
+            if values[v] > 0.5:
+                chosen.setdefault(t, []).append(i)
+        found: list[int] = []
+        for number in self.problem.order:
+            found += sorted(chosen.get(self.at.get(number, -1), ()), key=self.at.__getitem__)
+            found.append(number)
+        return tuple(found)
+
+    def values(self, order: Sequence[int]) -> Values | None:
+        """The solution that gives this order; None where it is not of the class."""
+        p = self.problem
+        found = np.zeros(len(self.cost))
+        waiting: list[int] = []
+        done: set[int] = set()
+        for number in (n for n in order if not p.is_view[n]):
+            if number in done:
+                waiting.append(number)
+                continue
+            done.add(number)
+            t = self.at[number]
+            if any((t, i) not in self.R for i in waiting):
+                return None
+            found[[self.R[t, i] for i in waiting]] = 1.0
+            waiting.clear()
+        chosen = {(t, i) for (t, i), v in self.R.items() if found[v]}
+        for s, points in self.points.items():
+            wanted = {*self.uses[s], *(t for t, i in chosen if s in p.reads[i])}
+            made = {t for t, i in chosen if i == p.maker[s]}
+            for g, point in enumerate(points):
+                wants = min((t for t in wanted if t >= point), default=math.inf)
+                makes = min((t for t in made if t >= point), default=math.inf)
+                found[self.K[s, g]] = float(wants < makes)
+        return found
+
+    def cut(self, values: Values, over: Sequence[_Over]) -> list[_Memory]:
+        """Rows that this solution breaks, for the places where its schedule holds too much."""
+        found = []
+        for place in over:
+            if place.again:
+                found.append(self._cut_chain(values, self.at[place.before], place))
+            else:
+                row = self._while_running(self.at[place.op])
+                missing = place.held_bytes - row.fixed_bytes - sum(a * values[v] for v, a in row.row.items())
+                found.append(_Memory(row.row, row.fixed_bytes + max(missing, 0)))
+        return found
+
+    def _cut_chain(self, values: Values, t: int, place: _Over) -> _Memory:
+        """While i is recomputed before stage t, results of other recomputes are there too: for each, one that waits
+        for it."""
+        p = self.problem
+        row = dict(self._while_recomputing(t, place.op).row)
+        fixed = float(self.before[t])
+        own = {*p.reads[place.op], *p.makes[place.op]}
+        for s in place.alive:
+            again = self.R.get((t, p.maker[s])) if s in p.maker else None
+            if s in own or again is None or again in row or values[again] < 0.5:
+                continue
+            waits = next(
+                (self.R[t, j] for j in self.candidates[t]
+                 if s in p.reads[j] and self.at[j] > self.at[place.op] and values[self.R[t, j]] > 0.5), None
+            )  # fmt: skip
+            if waits is None:
+                continue
+            row[again] = row.get(again, 0.0) + p.size[s]
+            row[waits] = row.get(waits, 0.0) + p.size[s]
+            fixed -= p.size[s]
+        return _Memory(row, fixed)
+
+
+@dataclass(frozen=True)
+class _Over:
+    """A place of a schedule that holds too much: at `op`, run for the first time or again, in the stage of `before`."""
+
+    op: int
+    again: bool
+    before: int
+    held_bytes: int
+    alive: frozenset[int]
+
+
+def _over(problem: Problem, order: Sequence[int], budget: float) -> list[_Over]:
+    """The worst place of each stage that holds more than the budget."""
+    actions = problem.actions(order)
+    moments = iter(problem.moments(order))
+    done: set[int] = set()
+    alive: set[int] = set()
+    places: list[tuple[int, bool, int, frozenset[int]]] = []
+    found: list[_Over] = []
+    for action in actions:
+        if isinstance(action, Free):
+            alive.discard(action.storage)
+            continue
+        assert isinstance(action, Compute)
+        again = action.op in done
+        done.add(action.op)
+        alive |= set(new_storages(problem.graph, action.op))
+        held = next(moments).during_bytes
+        if action.into is not None:
+            alive.discard(action.into)
+        if held > budget and not problem.is_view[action.op]:
+            places.append((action.op, again, held, frozenset(alive)))
+        if not again and not problem.is_view[action.op]:
+            if places:
+                op, was_again, held, there = max(places, key=lambda place: place[2])
+                found.append(_Over(op, was_again, action.op, held, there))
+            places.clear()
+    return found
+
+
+class _Solver:
+    """HiGHS with the rows of a formulation. Without a budget the budget itself is the objective."""
+
+    def __init__(self, form: Formulation, budget: int | None) -> None:
+        import highspy
+
+        self.form, self.budget = form, budget
+        self._highs: Any = highspy.Highs()
+        self._infinity = highspy.kHighsInf
+        self._solved = (highspy.HighsModelStatus.kOptimal,)
+        self._none = (highspy.HighsModelStatus.kInfeasible,)
+        self._highs.setOptionValue("output_flag", False)
+        n = len(form.cost) + 1  # the last column is the budget, in megabytes
+        cost = np.array([*(form.cost if budget is not None else [0.0] * (n - 1)), float(budget is None)])
+        low, high = np.zeros(n), np.ones(n)
+        high[-1] = math.inf
+        if budget is not None:
+            low[-1] = high[-1] = budget / 1e6
+        self._highs.addVars(n, low, high)
+        columns = np.arange(n, dtype=np.int32)
+        self._highs.changeColsCost(n, columns, cost)
+        kinds = np.full(n, highspy.HighsVarType.kInteger)
+        kinds[-1] = highspy.HighsVarType.kContinuous
+        self._highs.changeColsIntegrality(n, columns, kinds)
+        self._add(list(form.logic()))
+        self.forbid(form.memory())
+
+    def forbid(self, rows: Iterator[_Memory] | list[_Memory]) -> None:
+        last = len(self.form.cost)
+        self._add([
+            ({**{v: a / 1e6 for v, a in m.row.items()}, last: -1.0}, -m.fixed_bytes / 1e6) for m in rows
+        ])  # fmt: skip
+
+    def _add(self, rows: list[tuple[Row, float]]) -> None:
+        index = [v for row, _ in rows for v in row]
+        value = [a for row, _ in rows for a in row.values()]
+        starts = np.cumsum([0, *(len(row) for row, _ in rows)])[:-1]
+        self._highs.addRows(
+            len(rows), np.full(len(rows), -self._infinity), np.array([limit for _, limit in rows]), len(index),
+            starts.astype(np.int32), np.array(index, dtype=np.int32), np.array(value),
+        )  # fmt: skip
+
+    def start_from(self, values: Values) -> None:
+        import highspy
+
+        solution = highspy.HighsSolution()
+        solution.col_value = [*values, 0.0 if self.budget is None else self.budget / 1e6]
+        self._highs.setSolution(solution)
+
+    def run(self, time_limit_s: float, relative_gap: float, absolute_gap: float) -> None:
+        # HiGHS counts the time of all runs of one model together.
+        self._highs.setOptionValue("time_limit", self._highs.getRunTime() + max(time_limit_s, 0.0))
+        self._highs.setOptionValue("mip_rel_gap", relative_gap)
+        self._highs.setOptionValue("mip_abs_gap", absolute_gap)
+        self._highs.run()
+
+    @property
+    def infeasible(self) -> bool:
+        return self._highs.getModelStatus() in self._none
+
+    @property
+    def values(self) -> Values | None:
+        if self._highs.getInfo().primal_solution_status != 2:
+            return None
+        return np.array(self._highs.getSolution().col_value)[:-1]
+
+    @property
+    def bound(self) -> float:
+        found: float = self._highs.getInfo().mip_dual_bound
+        return found
+
+
+def optimal(
+    problem: Problem,
+    budget_bytes: int,
+    *,
+    start: Sequence[int] | None = None,
+    time_limit_s: float = 10.0,
+    gap: float = 0.005,
+    depth: int = DEPTH,
+) -> Found:
+    """The order of least time within the budget. It stops when the time of the whole step is within `gap` of the bound,
+    or when the time is up."""
+    end = time.monotonic() + time_limit_s
+    while True:
+        found = _at_depth(problem, budget_bytes, start, end, gap, depth)
+        if found.order is not None or not found.infeasible or depth >= min(DEEPEST, len(problem.order)):
+            return found
+        depth *= 2
+
+
+def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int) -> Found:
+    form = Formulation(problem, depth=depth)
+    solver = _Solver(form, budget)
+    best = start if start is not None and problem.peak_bytes(start) <= budget else None
+    whole = problem.keep_all_time_s
+    extra = math.inf if best is None else problem.costs.time_s(best) - whole
+    bound, infeasible = 0.0, False
+    while time.monotonic() < end:
+        first = None if best is None else form.values(best)
+        if first is not None:
+            solver.start_from(first)
+        solver.run(end - time.monotonic(), 0.0, gap / 2 * (whole + max(bound, 0.0)))
+        infeasible = solver.infeasible
+        values = solver.values
+        if math.isfinite(solver.bound):
+            bound = max(bound, solver.bound)
+        if infeasible or values is None:
+            break
+        order = form.order(values)
+        over = _over(problem, order, budget)
+        took = problem.costs.time_s(order) - whole
+        if not over:
+            if took < extra:
+                best, extra = order, took
+            break
+        solver.forbid(form.cut(values, over))
+    return Found(None if best is None else tuple(best), extra, bound, CLASS.format(depth), infeasible and best is None)
+
+
+def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = DEEPEST) -> tuple[int, ...]:
+    """An order of the class whose peak is as small as was found in the time."""
+    end = time.monotonic() + time_limit_s
+    form = Formulation(problem, depth=depth)
+    solver = _Solver(form, None)
+    best = problem.order
+    while time.monotonic() < end:
+        solver.run(end - time.monotonic(), 0.002, 0.0)
+        values = solver.values
+        if values is None:
+            break
+        order = form.order(values)
+        if problem.peak_bytes(order) < problem.peak_bytes(best):
+            best = order
+        target = solver.bound * 1e6 * 1.002
+        over = _over(problem, order, target)
+        if not over:
+            break
+        solver.forbid(form.cut(values, over))
+    return tuple(best)

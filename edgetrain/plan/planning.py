@@ -1,0 +1,201 @@
+"""From a graph, its costs and a budget to a plan: `et.plan`.
+
+In:  a graph, what its ops cost here, a budget in bytes, the name of a planner.
+Out: a plan that keeps the budget and has passed the validator; or `Infeasible`, with the smallest budget that works, a
+     proven bound below which none can, and what is alive where it is tightest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgetrain import child
+from edgetrain.costs.table import Costs
+from edgetrain.costs.table import from_json as costs_from_json
+from edgetrain.costs.table import to_json as costs_to_json
+from edgetrain.errors import Infeasible, UserError
+from edgetrain.graph.ir import Graph
+from edgetrain.graph.ir import from_json as graph_from_json
+from edgetrain.graph.ir import to_json as graph_to_json
+from edgetrain.ops.call import overwritable
+from edgetrain.plan import plans_on_disk
+from edgetrain.plan.budget import Budget, show_bytes
+from edgetrain.plan.fast import fast
+from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.lifetimes import Moment, new_storages
+from edgetrain.plan.optimal import Found, optimal, smallest
+from edgetrain.plan.plan import Bound, Compute, Exact, Free, Plan, Updates
+from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.process import left_for_tensors
+from edgetrain.plan.validate import validate
+
+Planner = Callable[[Problem, int], tuple[int, ...] | None]
+SIMPLE: dict[str, Planner] = {"fast": fast}
+PLANNERS = ("auto", "keep-all", "optimal", *SIMPLE)
+
+
+def plan(
+    graph: Graph,
+    costs: Costs,
+    budget: Budget,
+    *,
+    planner: str = "auto",
+    time_limit_s: float = 10.0,
+    updates: Updates | None = None,
+    exact: Exact = "bitwise",
+) -> Plan:
+    """The plan of least time that keeps the budget.
+
+    planner: "auto" keeps all where that fits and is "optimal" otherwise, which starts from "fast".
+    time_limit_s: for the search of "optimal"; it stops sooner when it has proven to be near the best.
+    updates: where the updates stand (see `Plan`); by default early where nothing can fail after the first.
+    """
+    check_planner(planner)
+    for name in ("time_s", "energy_j"):
+        if getattr(budget, name) is not None:
+            raise UserError(f"a budget of {name} is not kept yet", next_step="give memory_bytes alone")
+    task = problem(graph, costs, updates or keep_all(graph).updates)
+    memory_bytes = _memory_bytes(task, budget)
+    made = _plan(task, memory_bytes, planner, time_limit_s, exact)
+    validate(graph, made)
+    return made
+
+
+def check_planner(planner: str) -> None:
+    if planner not in PLANNERS:
+        raise UserError(f"there is no planner {planner!r}", expected=", ".join(PLANNERS))
+
+
+def _memory_bytes(task: Problem, budget: Budget) -> int | None:
+    if budget.process_memory_bytes is None:
+        return budget.memory_bytes
+    left = left_for_tensors(task.graph, budget.process_memory_bytes)
+    return left if budget.memory_bytes is None else min(left, budget.memory_bytes)
+
+
+def _plan(task: Problem, budget: int | None, planner: str, time_limit_s: float, exact: Exact) -> Plan:
+    keep_all = task.plan(task.order, planner="keep-all", exact=exact)
+    fits = budget is None or keep_all.peak_bytes <= budget
+    if planner == "keep-all" or (planner != "chen" and fits):
+        if not fits:
+            assert budget is not None
+            raise _infeasible(task, budget, task.order, keep_all.peak_bytes)
+        return keep_all
+    if budget is None:
+        raise UserError(f"the planner {planner} needs a budget", next_step="give memory_bytes")
+    if planner in SIMPLE:
+        order = SIMPLE[planner](task, budget)
+        if order is None:
+            raise _infeasible(task, budget, *_least(task, time_limit_s))
+        return task.plan(order, planner=planner, exact=exact)
+    known = plans_on_disk.find(task, budget, time_limit_s)
+    if known is not None:
+        return known
+    made = _optimal(task, budget, time_limit_s, exact)
+    plans_on_disk.keep(task, budget, time_limit_s, made)
+    return made
+
+
+def _optimal(task: Problem, budget: int, time_limit_s: float, exact: Exact) -> Plan:
+    start = fast(task, budget)
+    if start is None:
+        least = plans_on_disk.smallest(task)
+        start = least if least is not None and task.peak_bytes(least) <= budget else None
+    found = Found(**_in_child(task, "optimal", time_limit_s, budget=budget, start=start))
+    order = None if found.order is None else tuple(found.order)
+    if order is None:
+        order, peak = _least(task, time_limit_s)
+        if peak > budget:
+            raise _infeasible(task, budget, order, peak)
+    bound = Bound(task.keep_all_time_s + found.extra_bound_s, found.schedules)
+    return task.plan(order, planner="optimal", exact=exact, bound=bound)
+
+
+def _in_child(task: Problem, what: str, time_limit_s: float, **more: Any) -> Any:
+    """What `optimal` or `smallest` finds, in a process of its own: the solver's 50 MB and more go with it."""
+    data = {
+        "graph": graph_to_json(task.graph),
+        "costs": costs_to_json(task.costs),
+        "updates": task.updates,
+        "time_limit_s": time_limit_s,
+    }
+    return child.run(f"edgetrain.plan.planning:{what}_in_child", data | more)
+
+
+def _task(data: Any) -> Problem:
+    return problem(graph_from_json(data["graph"]), costs_from_json(data["costs"]), data["updates"])
+
+
+def optimal_in_child(data: Any, _progress: child.Progress) -> dict[str, Any]:
+    return asdict(optimal(_task(data), data["budget"], start=data["start"], time_limit_s=data["time_limit_s"]))
+
+
+def smallest_in_child(data: Any, _progress: child.Progress) -> list[int]:
+    return list(smallest(_task(data), time_limit_s=data["time_limit_s"]))
+
+
+def _least(task: Problem, time_limit_s: float) -> tuple[tuple[int, ...], int]:
+    """An order with a peak as small as was found, now or before, and that peak."""
+    order = plans_on_disk.smallest(task)
+    if order is None:
+        order = tuple(_in_child(task, "smallest", time_limit_s))
+        plans_on_disk.keep_smallest(task, order)
+    return order, task.peak_bytes(order)
+
+
+def least_bytes(task: Problem) -> int:
+    """No schedule at all takes less: the lasting tensors, and what the hungriest op reads and makes."""
+    most = 0
+    ways = task.costs.workspace_bytes
+    for number, op in enumerate(task.graph.ops):
+        if op.view:
+            continue
+        own = sum(task.size[s] for s in {*task.reads[number], *task.makes[number]})
+        fresh = own + ways["first"].get(number, 0)
+        if overwritable(task.graph, op):
+            made = sum(task.size[s] for s in task.makes[number])
+            fresh = min(fresh, own - made + ways["over"].get(number, 0))
+        most = max(most, fresh)
+    return sum(n for n, lasting in zip(task.size, task.lasting, strict=True) if lasting) + most
+
+
+def _infeasible(task: Problem, budget: int, order: Sequence[int], smallest_bytes: int) -> Infeasible:
+    moment, alive = tightest(task, order)
+    op = task.graph.ops[moment.op]
+    bound = least_bytes(task)
+    names = [f"{name} ({show_bytes(n_bytes)})" for name, n_bytes in alive]
+    lasting = sum(n for n, lasts in zip(task.size, task.lasting, strict=True) if lasts)
+    where = f" of {op.module}" if op.module else ""
+    return Infeasible(
+        f"no plan was found that keeps {show_bytes(budget)}: the smallest that works is {show_bytes(smallest_bytes)} "
+        f"({smallest_bytes} bytes), and none below {show_bytes(bound)} can\n"
+        f"  tightest at: {op.name}{where}\n"
+        f"  alive there: {show_bytes(lasting)} of parameters, state, buffers and inputs; {', '.join(names[:4])}"
+        f"{f' and {len(names) - 4} more' if len(names) > 4 else ''}\n"
+        f"  next step: ask for {smallest_bytes} bytes or more, or take a smaller batch",
+        smallest_bytes=smallest_bytes, bound_bytes=bound, op=op.name, alive=[name for name, _ in alive],
+    )  # fmt: skip
+
+
+def tightest(task: Problem, order: Sequence[int]) -> tuple[Moment, list[tuple[str, int]]]:
+    """Where the schedule holds most, and what is alive there that does not last, largest first."""
+    moments = task.moments(order)
+    at = max(range(len(moments)), key=lambda n: moments[n].during_bytes)
+    alive: set[int] = set()
+    computed = -1
+    for action in task.actions(order):
+        if isinstance(action, Free):
+            alive.discard(action.storage)
+            continue
+        assert isinstance(action, Compute)
+        computed += 1
+        alive |= set(new_storages(task.graph, action.op))
+        if action.into is not None:
+            alive.discard(action.into)
+        if computed == at:
+            break
+    names = {tensor.storage: tensor.name for tensor in reversed(task.graph.tensors)}
+    found = sorted(((names[s], task.size[s]) for s in alive), key=lambda pair: -pair[1])
+    return moments[at], found

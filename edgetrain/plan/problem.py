@@ -1,0 +1,135 @@
+"""A graph and its costs as planners see them: numbers only, each looked up once.
+
+In:  a graph, what its ops cost, where the updates stand.
+Out: `Problem`: for each op its time, the storages that it reads and makes; for each storage its bytes and its maker;
+     which op may run again, and until when.
+
+Views cost nothing and are taken anew by themselves (`lifetimes.with_views`), so planners never see them: an op reads
+storages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from edgetrain.costs.table import Costs
+from edgetrain.errors import UserError
+from edgetrain.graph.ir import PERSISTENT, Graph
+from edgetrain.ops.replay import replay
+from edgetrain.plan import lifetimes
+from edgetrain.plan.keep_all import early_order, plan_of
+from edgetrain.plan.plan import Action, Bound, Exact, Plan, Updates
+
+
+@dataclass(frozen=True)
+class Problem:
+    """
+    order:    every op once, in the order in which they run when nothing is recomputed.
+    reads:    op → the storages that it reads and that do not last, each once.
+    makes:    op → the storages that it makes.
+    rereads:  op → what it reads when it runs again.
+    deadline: op → the position in `order` from which it may not run again: something that it reads has changed.
+              0 for an op that may never run again.
+    """
+
+    graph: Graph
+    costs: Costs
+    updates: Updates
+    order: tuple[int, ...]
+
+    @cached_property
+    def size(self) -> tuple[int, ...]:
+        return tuple(s.n_bytes for s in self.graph.storages)
+
+    @cached_property
+    def lasting(self) -> tuple[bool, ...]:
+        return tuple(s.role in PERSISTENT for s in self.graph.storages)
+
+    @cached_property
+    def is_view(self) -> tuple[bool, ...]:
+        return tuple(op.view for op in self.graph.ops)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        storage = [t.storage for t in self.graph.tensors]
+        return tuple(
+            tuple(dict.fromkeys(storage[t] for t in op.reads if not self.lasting[storage[t]])) for op in self.graph.ops
+        )
+
+    @cached_property
+    def makes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(lifetimes.new_storages(self.graph, number) for number in range(len(self.graph.ops)))
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """Storage → the op that makes it."""
+        return {s: number for number, made in enumerate(self.makes) for s in made}
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        return {number: at for at, number in enumerate(self.order)}
+
+    @cached_property
+    def workspace(self) -> Mapping[int, int]:
+        """Op → what its kernel takes above its results when it is run again."""
+        return self.costs.workspace_bytes["again"]
+
+    @cached_property
+    def deadline(self) -> tuple[int, ...]:
+        changed: dict[int, list[int]] = {}  # storage → positions of the ops that write it in place
+        for at, number in enumerate(self.order):
+            for s in self.graph.ops[number].writes:
+                changed.setdefault(s, []).append(at)
+        return tuple(self._deadline(number, changed) for number in range(len(self.graph.ops)))
+
+    def _deadline(self, number: int, changed: dict[int, list[int]]) -> int:
+        again = replay(self.graph.ops[number])
+        if again is None or any(s in changed for s in self.makes[number]):
+            return 0
+        read = {self.graph.tensors[t].storage for t in again.reads}
+        first = self.position[number]
+        later = [at for s in read for at in changed.get(s, ()) if at > first]
+        # What was written before the first time in the graph's order is in place; a storage that is both written in
+        # place and not lasting would have to be written again too.
+        if any(s in changed and not self.lasting[s] for s in read):
+            return 0
+        return min(later, default=len(self.order))
+
+    @cached_property
+    def keep_all(self) -> Plan:
+        return self.plan(self.order, planner="keep-all")
+
+    @cached_property
+    def keep_all_time_s(self) -> float:
+        return self.costs.time_s(self.order)
+
+    def actions(self, order: Sequence[int]) -> tuple[Action, ...]:
+        return lifetimes.schedule(self.graph, order)
+
+    def moments(self, order: Sequence[int]) -> list[lifetimes.Moment]:
+        return lifetimes.timeline(
+            self.graph, self.actions(order), copies=self.updates == "guarded", workspace=self.costs.workspace_bytes
+        )
+
+    def peak_bytes(self, order: Sequence[int]) -> int:
+        return max((m.during_bytes for m in self.moments(order)), default=0)
+
+    def plan(self, order: Sequence[int], *, planner: str, exact: Exact = "bitwise", bound: Bound | None = None) -> Plan:
+        """The plan that runs the ops in this order."""
+        plain = plan_of(
+            self.graph, order, planner=planner, updates=self.updates, exact=exact, workspace=self.costs.workspace_bytes
+        )
+        time_s = self.costs.time_s(plain.order)
+        return replace(plain, time_s=time_s, keep_all_time_s=self.keep_all_time_s, bound=bound)
+
+
+def problem(graph: Graph, costs: Costs, updates: Updates) -> Problem:
+    if costs.graph_key != graph.key:
+        raise UserError(
+            "these costs were measured for another graph",
+            expected=f"graph {graph.key}", received=f"costs of {costs.graph_key}", next_step="et.measure_costs(graph)",
+        )  # fmt: skip
+    order = tuple(range(len(graph.ops))) if updates == "together" else tuple(early_order(graph))
+    return Problem(graph, costs, updates, tuple(lifetimes.with_views(graph, order)))
