@@ -22,6 +22,8 @@ from edgetrain.graph.ir import to_json as graph_to_json
 from edgetrain.ops.call import overwritable
 from edgetrain.plan import plans_on_disk
 from edgetrain.plan.budget import Budget, show_bytes
+from edgetrain.plan.chen import chen
+from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import Moment, new_storages
@@ -32,7 +34,7 @@ from edgetrain.plan.process import left_for_tensors
 from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
-SIMPLE: dict[str, Planner] = {"fast": fast}
+SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr}
 PLANNERS = ("auto", "keep-all", "optimal", *SIMPLE)
 
 
