@@ -1,14 +1,18 @@
 """Run a function of edgetrain in a process of its own, which is gone when it returns.
 
-In:  the function by name (`edgetrain.costs.measured:measured_in_child`) and plain JSON data.
-Out: the plain JSON data that it returns.
-
 What the work loads and allocates goes with the process: solvers take 50 MB and more and cannot be loaded beside each
-other, and measuring ops leaves memory behind that a small device does not have.
+other, and capturing leaves memory behind that a small device does not have.
+
+    forked   a copy of this process, which shares its memory: for work that runs no kernels
+             (the threads of kernels do not come along)
+    run      a fresh one, given a function by name and plain JSON data: for work that does
+
+Both give back plain JSON data.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,14 +20,59 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from edgetrain.errors import InternalError
 
 Progress = Callable[[int, int], None]
 _CODE = "import sys; sys.path[:] = sys.argv[3:]; from edgetrain.child import main; main(sys.argv[1], sys.argv[2])"
+
+
+class Ended(InternalError):
+    """The other process was killed, most likely for lack of memory."""
+
+
+def forked(work: Callable[[], Any]) -> Any:
+    """What `work` returns in a copy of this process."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking beside threads: see above
+        pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _answer(work, writer)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    if not said:
+        raise Ended(f"a process that worked for this one ended without an answer (status {status})")
+    answer = json.loads(said)
+    if "failed" in answer:
+        raise InternalError(f"a process that worked for this one failed: {answer['failed']}")
+    return answer["found"]
+
+
+def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
+    """The copy's side; nothing of the original runs on in it."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
+        try:
+            answer = {"found": work()}
+        except BaseException:
+            answer = {"failed": traceback.format_exc()[-2000:]}
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(json.dumps(answer).encode())
+    finally:
+        os._exit(0)
 
 
 def run(

@@ -15,6 +15,7 @@ from edgetrain.cli.demo import demo
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.output import notes
+from edgetrain.cli.plan import plan
 from edgetrain.cli.report import report
 from edgetrain.cli.train import train
 from edgetrain.errors import EdgetrainError, InternalError
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (train, graph, models, report, demo):
+for command in (train, plan, graph, models, report, demo):
     app.command()(command)
 
 

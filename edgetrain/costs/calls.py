@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,45 +68,56 @@ def key(graph: Graph, what: Call) -> str:
 
 
 class Pool:
-    """Numbers from which the arguments of one call after the other are cut."""
+    """Numbers from which the arguments of one call after the other are cut; enough for the largest of these calls."""
 
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
+    def __init__(self, graph: Graph, of: Iterable[Call]) -> None:
+        most: dict[tuple[str, str], int] = {}
+        for call_ in of:
+            for kind, n_bytes in _places(graph, call_)[1].items():
+                most[kind] = max(n_bytes, most.get(kind, 0))
+        self._buffers = {kind: _numbers(kind, n_bytes) for kind, n_bytes in most.items()}
 
     def tensors(self, graph: Graph, what: Call) -> dict[int, torch.Tensor]:
         """The tensors that the call reads. Those that it writes are copies."""
-        starts: dict[int, int] = {}  # storage → where it begins in its pool
-        used: dict[tuple[str, str], int] = {}
+        starts, _ = _places(graph, what)
         found = {}
         own = {*what.op.writes} | ({graph.tensors[what.over].storage} if what.over is not None else set())
         for t in what.op.reads:
             tensor = graph.tensors[t]
-            storage = graph.storages[tensor.storage]
-            kind = (tensor.dtype, storage.device)
-            if tensor.storage not in starts:
-                starts[tensor.storage] = used.get(kind, 0)
-                n_bytes = -(-max(storage.n_bytes, 1) // _ALIGNED_BYTES) * _ALIGNED_BYTES
-                used[kind] = starts[tensor.storage] + n_bytes
-            pool = self._pool(kind, used[kind])
+            pool = self._buffers[_kind(graph, t)]
             offset = starts[tensor.storage] // ITEM_BYTES[tensor.dtype] + tensor.offset
             view = torch.as_strided(pool, tensor.shape, tensor.stride, offset)
             found[t] = view.clone() if tensor.storage in own else view
         return found
 
-    def _pool(self, kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, kind[0])
-        n = -(-n_bytes // ITEM_BYTES[kind[0]])
-        there = self._buffers.get(kind)
-        if there is None or there.numel() < n:
-            self._buffers.pop(kind, None)
-            if dtype.is_floating_point or dtype.is_complex:
-                there = torch.linspace(0.5, 1.5, n, device=kind[1]).to(dtype)
-            elif dtype == torch.bool:
-                there = torch.ones(n, dtype=dtype, device=kind[1])
-            else:
-                there = torch.zeros(n, dtype=dtype, device=kind[1])
-            self._buffers[kind] = there
-        return there
+
+def _kind(graph: Graph, t: int) -> tuple[str, str]:
+    tensor = graph.tensors[t]
+    return tensor.dtype, graph.storages[tensor.storage].device
+
+
+def _places(graph: Graph, what: Call) -> tuple[dict[int, int], dict[tuple[str, str], int]]:
+    """Where each storage that the call reads begins in its pool, and the bytes that each pool needs."""
+    starts: dict[int, int] = {}
+    used: dict[tuple[str, str], int] = {}
+    for t in what.op.reads:
+        storage = graph.tensors[t].storage
+        if storage not in starts:
+            kind = _kind(graph, t)
+            starts[storage] = used.get(kind, 0)
+            n_bytes = -(-max(graph.storages[storage].n_bytes, 1) // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            used[kind] = starts[storage] + n_bytes
+    return starts, used
+
+
+def _numbers(kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, kind[0])
+    n = -(-n_bytes // ITEM_BYTES[kind[0]])
+    if dtype == torch.float32:
+        return torch.linspace(0.5, 1.5, n, device=kind[1])
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.full((n,), 0.75, dtype=dtype, device=kind[1])
+    return (torch.ones if dtype == torch.bool else torch.zeros)(n, dtype=dtype, device=kind[1])
 
 
 def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> Callable[[], object]:

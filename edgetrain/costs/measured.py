@@ -2,10 +2,10 @@
 
 In:  a graph. Out: `Costs` with seconds and requests for memory of each op, as they are here and now.
 
-The ops run one by one in a process of its own, which is gone afterwards. Each different call is timed once a round,
-over several rounds, so that a disturbance of the machine meets all of them alike; the median over the rounds counts.
-Results are kept on disk by call and machine (`$EDGETRAIN_CACHE/costs`), so that the next model with the same layers is
-quick.
+The ops run one by one, in the arena, so that it takes no more memory than the hungriest of them and keeps none; where
+there is no arena, in a process of its own. Each different call is timed once a round, over several rounds, so that a
+disturbance of the machine meets all of them alike; the median over the rounds counts. Results are kept on disk by call
+and machine (`$EDGETRAIN_CACHE/costs`), so that the next model with the same layers is quick.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def measure_costs(
     known = _read(file)
     missing = {key for row in wanted for key in row.values()} - set(known)
     if missing:
-        known |= _in_child(graph, missing, rounds, progress)
+        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress)
         _write(file, known)
     ops = tuple(OpCost({way: known[key] for way, key in row.items()}) for row in wanted)
     return Costs(graph.key, "measured", ops, about)
@@ -110,7 +111,16 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
         os.replace(part, file)
 
 
-# ---- the process that measures
+# ---- the measurement
+
+
+def _here(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None) -> dict[str, Run]:
+    before = torch.get_rng_state()
+    try:
+        return measure(graph, keys, rounds, progress or (lambda _done, _total: None))
+    finally:
+        torch.set_rng_state(before)
+        arena.trim(0)
 
 
 def _in_child(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None) -> dict[str, Run]:
@@ -133,20 +143,30 @@ def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress)
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)
-    pool = calls.Pool()
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0
-    with torch.no_grad():
-        for key, call in todo.items():
-            kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
-            events[key] = _events(calls.function(graph, call, pool.tensors(graph, call)), kept)
-            progress(done := done + 1, total)
+    if not arena.available():
         malloc.keep_freed_memory()
+    with torch.no_grad():
+        with _memory():
+            pool = calls.Pool(graph, todo.values())
+        for key, call in todo.items():
+            with _memory():
+                work = calls.function(graph, call, pool.tensors(graph, call))
+            kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
+            events[key] = _events(work, kept)
+            progress(done := done + 1, total)
         for _ in range(rounds):
             for key, call in todo.items():
-                times[key].append(_time(calls.function(graph, call, pool.tensors(graph, call))))
+                with _memory():
+                    times[key].append(_time(calls.function(graph, call, pool.tensors(graph, call))))
                 progress(done := done + 1, total)
     return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
+
+
+def _memory() -> AbstractContextManager[object]:
+    """From the arena, if there is one: its pages are there from one call to the next, as they are in a step."""
+    return arena.served(None) if arena.available() else nullcontext()
 
 
 def _time(work: Callable[[], object]) -> float:
@@ -174,12 +194,13 @@ def _events(work: Callable[[], object], kept: list[int]) -> tuple[int, ...]:
         result = work()
         return [result[n] for n in kept] if isinstance(result, tuple | list) else [result]
 
-    once()
+    with _memory():
+        once()
     if torch.cuda.is_available():
         return _events_cuda(once)
     if not arena.available():
         return _events_reported(once)
-    with arena.recorded() as recording:
+    with arena.served(None) as recording:
         result = once()
     del result
     return recording.events

@@ -12,6 +12,7 @@ statistics of a batch norm, excepted).
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ def capture(
     *,
     unused: Unused = "error",
     memory_format: MemoryFormat = "preserve",
+    clip_norm: float | None = None,
     use_cache: bool = True,
 ) -> Graph:
     """The graph of one training step: forward, backward, update.
@@ -72,10 +74,13 @@ def capture(
     it as it is (they are listed in `graph.unused`).
     memory_format: "channels_last" takes image batches in that
     layout; the numbers then differ from those of the default layout by rounding.
+    clip_norm: scale the gradients down so that their norm, all of them taken together, is at most this, as
+    torch.nn.utils.clip_grad_norm_ does; all gradients live until the norm is known.
     """
     return capture_with_externals(
-        model, loss, optimizer, example, unused=unused, memory_format=memory_format, use_cache=use_cache
-    ).graph
+        model, loss, optimizer, example,
+        unused=unused, memory_format=memory_format, clip_norm=clip_norm, use_cache=use_cache,
+    ).graph  # fmt: skip
 
 
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
@@ -101,6 +106,7 @@ def capture_with_externals(
     *,
     unused: Unused = "error",
     memory_format: MemoryFormat = "preserve",
+    clip_norm: float | None = None,
     use_cache: bool = True,
 ) -> Captured:
     """`capture`, and beside the graph what `compile` needs to bind tensors that only the loss knows."""
@@ -108,7 +114,11 @@ def capture_with_externals(
     trained = optimizers.trained(optimizer)
     walk = _walk((model, "model"), (loss, "loss"))
     places = tuple((t.path, walk.tensors.get(id(t.parameter), "")) for t in trained)
-    shape = (memory_format, unused, optimizers.structure(optimizer), places)
+    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
+        raise UserError(
+            "gradients cannot be clipped to that norm", expected="a number above 0", received=str(clip_norm)
+        )
+    shape = (memory_format, clip_norm, unused, optimizers.structure(optimizer), places)
     digest = _digest(walk, "training", example, shape)
     live = dict(_live_tensors(walk))
     if digest and use_cache:
@@ -116,7 +126,7 @@ def capture_with_externals(
         if found is not None and _names_of_externals(found) <= set(live):
             return Captured(found, walk, {n: live[n] for n in _names_of_externals(found)}, cached=True)
     work = _Capture(model, walk, example, memory_format)
-    graph = work.training(loss, optimizer, trained, unused)
+    graph = work.training(loss, optimizer, trained, unused, clip_norm)
     nameless = sorted(set(work.externals) - set(live))
     reason = walk.reason or (f"{nameless[0]} cannot be found again" if nameless else None)
     if digest and use_cache and not reason:
@@ -210,23 +220,29 @@ class _Capture:
         self.modules = {id(module): name for name, module in model.named_modules()}
         self.recorder = Recorder(self.modules)
         self.externals: dict[str, torch.Tensor] = {}
-        self.batch = [
-            self.recorder.fake_input(item, channels_last=memory_format == "channels_last")
-            if isinstance(item, torch.Tensor)
-            else item
-            for item in example
-        ]
+        self.batch = [self.recorder.fake_input(item) if isinstance(item, torch.Tensor) else item for item in example]
+        self.channels_last = memory_format == "channels_last"
         self.names: dict[int, tuple[str, Role]] = {}
         self.sources: dict[int, Source] = {}  # by raw tensor
         self.constants: dict[int, bytes] = {}
 
     def training(
-        self, loss: Loss, optimizer: torch.optim.Optimizer, trained: list[optimizers.Trained], unused: Unused
+        self,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        trained: list[optimizers.Trained],
+        unused: Unused,
+        clip_norm: float | None,
     ) -> Graph:
         with self._recording(), torch.enable_grad():
-            value = _check_loss(loss(self.model, *self.batch))
+            batch = self.batch
+            if self.channels_last:
+                batch = [self.recorder.channels_last(t) if isinstance(t, torch.Tensor) else t for t in batch]
+            value = _check_loss(loss(self.model, *batch))
             gradients = trace_backward(self.recorder, value, [t.parameter for t in trained])
             gradients = [g.clone() if g is not None and self.recorder.outlives_step(g) else g for g in gradients]
+            if clip_norm is not None:
+                gradients = _clipped(gradients, clip_norm)
         reached = [(t, g) for t, g in zip(trained, gradients, strict=True) if g is not None]
         missed = [self._name(t.parameter, t.path) for t, g in zip(trained, gradients, strict=True) if g is None]
         if missed and unused == "error":
@@ -370,6 +386,14 @@ class _Capture:
             constants={first[raw]: value for raw, value in self.constants.items()},
             about={"model": type(self.model).__name__, "torch": torch.__version__},
         )
+
+
+def _clipped(gradients: list[torch.Tensor | None], most: float) -> list[torch.Tensor | None]:
+    """The gradients scaled so that their norm is at most `most`, by the arithmetic of clip_grad_norm_."""
+    with torch.no_grad():
+        norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
+        scale = torch.clamp(most / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6), max=1.0)
+        return [None if g is None else g * scale for g in gradients]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

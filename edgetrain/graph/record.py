@@ -113,17 +113,21 @@ class Recorder(TorchDispatchMode):
     def module(self) -> str:
         return self._stack[-1] if self._stack else ""
 
-    def fake_input(self, like: torch.Tensor, *, channels_last: bool = False) -> torch.Tensor:
+    def fake_input(self, like: torch.Tensor) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
         with self.fake_mode:
             fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-            if channels_last and fake.dim() == 4 and fake.is_floating_point():
-                fake = torch.empty_like(fake, memory_format=torch.channels_last)
-                self._relaid = True
-            elif not _dense(like):
+            if not _dense(like):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
         self._number(fake)
         return fake
+
+    def channels_last(self, fake: torch.Tensor) -> torch.Tensor:
+        """Images with their channels innermost; while recording, so that the copy is part of the step."""
+        if fake.dim() != 4 or not fake.is_floating_point():
+            return fake
+        self._relaid = True
+        return fake.contiguous(memory_format=torch.channels_last)
 
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor that the recording knows, or of a real one from now on."""

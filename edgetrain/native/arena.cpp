@@ -49,7 +49,8 @@ struct State {
   // The arena: `reserved` bytes of addresses, of which pages are there once they were touched.
   char* base = nullptr;
   int64_t reserved = 0;
-  std::map<int64_t, int64_t> taken;  // offset → end of each live block of the arena
+  int64_t touched = 0;               // bytes from its base that may have pages
+  std::map<int64_t, int64_t> taken;  // offset → end of each live block
   // The step that runs now.
   const Entry* program = nullptr;
   int64_t n_entries = 0;
@@ -119,7 +120,8 @@ void* place(State& s, int64_t bytes) {
   }
   if (offset + rounded > s.reserved) return nullptr;
   s.taken[offset] = offset + rounded;
-  if (offset + rounded > s.height) s.height = offset + rounded;
+  s.height = std::max(s.height, offset + rounded);
+  s.touched = std::max(s.touched, offset + rounded);
   return s.base + offset;
 }
 
@@ -220,7 +222,16 @@ void et_trim(int64_t bytes) {
   constexpr int64_t kPage = 1 << 16;
   int64_t from = (bytes + kPage - 1) / kPage * kPage;
   if (!s.taken.empty()) from = std::max(from, (s.taken.rbegin()->second + kPage - 1) / kPage * kPage);
-  if (s.base != nullptr && from < s.reserved) madvise(s.base + from, s.reserved - from, MADV_DONTNEED);
+  if (s.base == nullptr || from >= s.touched) return;
+  madvise(s.base + from, s.touched - from, MADV_DONTNEED);
+  s.touched = from;
+}
+
+// The bytes of the arena that may be resident.
+int64_t et_touched() {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  return s.touched;
 }
 
 // From here to `et_stop`, requests of this thread are written down and, with `from_arena`, served from the arena.

@@ -78,7 +78,7 @@ def missing() -> str | None:
         return f"it was built for PyTorch {built}, and this is {torch.__version__}; install edgetrain again"
     for name in ("et_install", "et_reserve", "et_start"):
         getattr(library, name).restype = ctypes.c_bool
-    library.et_stop.restype = ctypes.c_int64
+    library.et_stop.restype = library.et_touched.restype = ctypes.c_int64
     library.et_reserve.argtypes = library.et_trim.argtypes = [ctypes.c_int64]
     library.et_start.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool]
     if not library.et_install():
@@ -132,6 +132,11 @@ def _watch(program: Program | None, *, from_arena: bool) -> Iterator[Recording]:
         recording.events = tuple(events)
         recording.improvised, recording.unused, recording.most_bytes, recording.held_bytes = counts[:4]
         recording.height_bytes = counts[4]
+
+
+def resident_bytes() -> int:
+    """What the arena holds of the process's resident memory, at most."""
+    return int(_library().et_touched()) if available() else 0
 
 
 def trim(n_bytes: int) -> None:

@@ -400,7 +400,7 @@ def _solve(part: _Part, hint: Ints, goal: int, height: int, time_s: float, seed:
         "time_s": time_s,
         "seed": seed,
     }
-    found = child.run("edgetrain.plan.layout:cp_sat", data)
+    found = child.forked(lambda: _cp_sat_alone(data))
     if "missing" in found:
         raise UserError(
             "a layout with a time limit needs OR-Tools",
@@ -409,8 +409,8 @@ def _solve(part: _Part, hint: Ints, goal: int, height: int, time_s: float, seed:
     return [offset * unit for offset in found["offsets"]], found["proven"]
 
 
-def cp_sat(data: Any, _progress: child.Progress) -> dict[str, Any]:
-    """In the child: rectangles whose place in time is fixed must not overlap in the plane."""
+def _cp_sat_alone(data: dict[str, Any]) -> dict[str, Any]:
+    """In the other process: rectangles whose place in time is fixed must not overlap in the plane."""
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:

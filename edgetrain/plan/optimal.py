@@ -140,8 +140,8 @@ class Formulation:
             found |= new
             front = [s for op in new for s in p.reads[op]]
             for s in front if level < self.reach else ():
-                points = self.points.get(s, [])
-                if points and stage < points[-1] and stage not in points:
+                points = self.points.setdefault(s, [])
+                if stage not in points and (s not in self.uses or stage < points[-1]):
                     insort(points, stage)
         # An op whose input can neither be kept until the stage nor be recomputed there cannot run.
         while True:
@@ -184,15 +184,18 @@ class Formulation:
         reads = set(p.reads[self.ops[index]])
         row: Row = {}
         fixed = self.during[index]
-        for s, uses in self.uses.items():
-            if not self.forward_last[s] < index <= uses[-1]:
+        for s, points in self.points.items():
+            if not self.forward_last[s] < index <= points[-1]:
                 continue
             gap = self.gap(s, index)
             assert gap is not None
             if s in reads:
                 fixed += p.size[s]
             else:
-                row[self.K[s, gap + (self.points[s][gap] == index)]] = float(p.size[s])
+                # At its last point, what only recomputes read is not kept any longer.
+                gap += points[gap] == index
+                if gap < len(points):
+                    row[self.K[s, gap]] = float(p.size[s])
         return _Memory(row, fixed)
 
     def _while_recomputing(self, t: int, i: int) -> _Memory:
@@ -211,7 +214,7 @@ class Formulation:
 
     def _across(self, t: int) -> list[int]:
         """The storages with a gap that spans the stage or ends at it."""
-        return [s for s, uses in self.uses.items() if self.forward_last[s] < t <= uses[-1]]
+        return [s for s, points in self.points.items() if self.forward_last[s] < t <= points[-1]]
 
     # ---- from a solution to an order and back
 
@@ -244,7 +247,7 @@ class Formulation:
             waiting.clear()
         chosen = {(t, i) for (t, i), v in self.R.items() if found[v]}
         for s, points in self.points.items():
-            wanted = {*self.uses[s], *(t for t, i in chosen if s in p.reads[i])}
+            wanted = {*self.uses.get(s, ()), *(t for t, i in chosen if s in p.reads[i])}
             made = {t for t, i in chosen if i == p.maker[s]}
             for g, point in enumerate(points):
                 wants = min((t for t in wanted if t >= point), default=math.inf)
@@ -447,7 +450,7 @@ def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: f
     return Found(None if best is None else tuple(best), extra, bound, CLASS.format(depth), infeasible and best is None)
 
 
-def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = DEEPEST) -> tuple[int, ...]:
+def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = 2 * DEPTH) -> tuple[int, ...]:
     """An order of the class whose peak is as small as was found in the time."""
     end = time.monotonic() + time_limit_s
     form = Formulation(problem, depth=depth)

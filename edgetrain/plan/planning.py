@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from edgetrain import child
 from edgetrain.costs.table import Costs
-from edgetrain.costs.table import from_json as costs_from_json
-from edgetrain.costs.table import to_json as costs_to_json
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.ir import from_json as graph_from_json
-from edgetrain.graph.ir import to_json as graph_to_json
 from edgetrain.ops.call import overwritable
 from edgetrain.plan import plans_on_disk
 from edgetrain.plan.budget import Budget, show_bytes
@@ -35,6 +30,7 @@ from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
 SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr}
+SMALLEST_STEP = 0.005  # how finely the greedy planner's smallest budget is sought
 PLANNERS = ("auto", "keep-all", "optimal", *SIMPLE)
 
 
@@ -105,7 +101,13 @@ def _optimal(task: Problem, budget: int, time_limit_s: float, exact: Exact) -> P
     if start is None:
         least = plans_on_disk.smallest(task)
         start = least if least is not None and task.peak_bytes(least) <= budget else None
-    found = Found(**_in_child(task, "optimal", time_limit_s, budget=budget, start=start))
+    try:
+        # In a process of its own: the solver's 50 MB and more go with it.
+        found = Found(**child.forked(lambda: asdict(optimal(task, budget, start=start, time_limit_s=time_limit_s))))
+    except child.Ended:
+        if start is not None:
+            return task.plan(start, planner="fast", exact=exact)
+        raise _infeasible(task, budget, *_least(task, time_limit_s)) from None
     order = None if found.order is None else tuple(found.order)
     if order is None:
         order, peak = _least(task, time_limit_s)
@@ -115,36 +117,31 @@ def _optimal(task: Problem, budget: int, time_limit_s: float, exact: Exact) -> P
     return task.plan(order, planner="optimal", exact=exact, bound=bound)
 
 
-def _in_child(task: Problem, what: str, time_limit_s: float, **more: Any) -> Any:
-    """What `optimal` or `smallest` finds, in a process of its own: the solver's 50 MB and more go with it."""
-    data = {
-        "graph": graph_to_json(task.graph),
-        "costs": costs_to_json(task.costs),
-        "updates": task.updates,
-        "time_limit_s": time_limit_s,
-    }
-    return child.run(f"edgetrain.plan.planning:{what}_in_child", data | more)
-
-
-def _task(data: Any) -> Problem:
-    return problem(graph_from_json(data["graph"]), costs_from_json(data["costs"]), data["updates"])
-
-
-def optimal_in_child(data: Any, _progress: child.Progress) -> dict[str, Any]:
-    return asdict(optimal(_task(data), data["budget"], start=data["start"], time_limit_s=data["time_limit_s"]))
-
-
-def smallest_in_child(data: Any, _progress: child.Progress) -> list[int]:
-    return list(smallest(_task(data), time_limit_s=data["time_limit_s"]))
-
-
 def _least(task: Problem, time_limit_s: float) -> tuple[tuple[int, ...], int]:
     """An order with a peak as small as was found, now or before, and that peak."""
     order = plans_on_disk.smallest(task)
     if order is None:
-        order = tuple(_in_child(task, "smallest", time_limit_s))
+        greedy = _smallest_of_fast(task)
+        try:
+            searched = tuple(child.forked(lambda: smallest(task, time_limit_s=time_limit_s)))
+        except child.Ended:
+            searched = greedy
+        order = min(greedy, searched, key=task.peak_bytes)
         plans_on_disk.keep_smallest(task, order)
     return order, task.peak_bytes(order)
+
+
+def _smallest_of_fast(task: Problem) -> tuple[int, ...]:
+    """The order of the smallest peak that the greedy planner finds, by bisection."""
+    best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
+    while high - low > SMALLEST_STEP * high:
+        middle = (low + high) // 2
+        order = fast(task, middle)
+        if order is None:
+            low = middle
+        else:
+            best, high = order, task.peak_bytes(order)
+    return best
 
 
 def least_bytes(task: Problem) -> int:

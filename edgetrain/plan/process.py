@@ -1,63 +1,89 @@
 """From a bound on the process's resident memory to a bound on the bytes of a step's tensors.
 
-    process_memory = what the process holds now       measured (/proc/self/status)
-                   + the step's activations …         planned
-                   + the waste of the arena           at most LAYOUT_WASTE of the planned bytes
-                   + what libraries take while it runs   RESERVE_BYTES
+    process_memory = what the process and its children hold now        measured (/proc)
+                   + what is still to come and lasts                   optimizer state
+                   + another batch, which is loaded while one trains
+                   + the step's activations, gradients, workspace      planned
+                   + the waste of the arena                            at most LAYOUT_WASTE of them
+                   + what libraries take while they run                RESERVE_BYTES
 
-Parameters, state and inputs that exist already are part of what the process holds.
+Parameters, buffers and the batch exist already, so they are part of what the process holds. So is the arena of a step
+that was prepared before; it is used again.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
-from edgetrain.errors import UserError
+from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.native import arena
 from edgetrain.plan.budget import show_bytes
 
-# The arena is at most this much higher than what is alive in it at the peak (measured; see docs/design/0004).
+# The arena is at most this much higher than what is alive in it at the peak (docs/design/0004-budgets.md).
 LAYOUT_WASTE = 0.02
+# Without the arena: the holes that malloc leaves, measured up to this part of the planned bytes.
+MALLOC_WASTE = 0.75
 # What grows beside the arena in the first steps: code of kernels that is read in, oneDNN's scratch, Python's heap.
 RESERVE_BYTES = 60_000_000
-# Without the arena, malloc's holes: measured up to this part of the planned bytes.
-MALLOC_WASTE = 0.75
+
+
+def left_for_tensors(graph: Graph, process_memory_bytes: int, *, state_is_there: bool = False) -> int:
+    """The budget for all tensors of the step, lasting ones included, under a bound on the process."""
+    bytes_of = graph.bytes_by_role()
+    lasting = sum(n for role, n in bytes_of.items() if role in PERSISTENT)
+    to_come = bytes_of["input"] + (0 if state_is_there else bytes_of["state"])
+    taken = resident_bytes() - arena.resident_bytes() + to_come + RESERVE_BYTES
+    waste = LAYOUT_WASTE if arena.available() else MALLOC_WASTE
+    left = int((process_memory_bytes - taken) / (1 + waste))
+    if left <= 0:
+        raise UserError(
+            "the process would hold more than that before the step has any memory",
+            expected=f"process_memory above {show_bytes(taken)}",
+            received=show_bytes(process_memory_bytes),
+        )
+    return left + lasting
+
+
+def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infeasible:
+    """The same answer in terms of the process, of whose bound `left` remained for tensors."""
+    waste = LAYOUT_WASTE if arena.available() else MALLOC_WASTE
+    smallest, bound = (
+        process_memory_bytes + math.ceil((n_bytes - left) * (1 + waste))
+        for n_bytes in (answer.smallest_bytes, answer.bound_bytes)
+    )
+    return Infeasible(
+        f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(left)} for the tensors of a step; it "
+        f"would have to be {show_bytes(smallest)} ({smallest} bytes)\n{answer}",
+        smallest_bytes=smallest, bound_bytes=bound, op=answer.op, alive=answer.alive,
+    )  # fmt: skip
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process and its children, now."""
-    total = _resident(os.getpid())
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            children = (task / "children").read_text().split()
-        except OSError:
-            continue
-        total += sum(_resident(int(child)) for child in children)
+    """The resident memory of this process and all below it, now."""
+    waiting, total = [os.getpid()], 0
+    while waiting:
+        pid = waiting.pop()
+        total += _resident(pid)
+        waiting += _children(pid)
     return total
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    except OSError:
+        return found
+    return found
 
 
 def _resident(pid: int) -> int:
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
         return 0
-    return 0
-
-
-def left_for_tensors(graph: Graph, process_memory_bytes: int) -> int:
-    """The budget for the step's tensors, lasting ones included, under a bound on the process."""
-    lasting = sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT)
-    waste = LAYOUT_WASTE if arena.available() else MALLOC_WASTE
-    now = resident_bytes()
-    left = (process_memory_bytes - now - RESERVE_BYTES) / (1 + waste)
-    if left <= 0:
-        raise UserError(
-            f"the process holds {show_bytes(now)} already, before the step has any memory",
-            expected=f"process_memory above {show_bytes(now + RESERVE_BYTES)}",
-            received=show_bytes(process_memory_bytes),
-        )
-    return int(left) + lasting
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ again; the last, smaller batch of an epoch is such a case.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -18,8 +19,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
+from edgetrain.errors import Infeasible, InternalError
 from edgetrain.graph import optimizers
 from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with_externals, check_example
 from edgetrain.graph.fingerprint import settings
@@ -32,6 +35,7 @@ from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Exact, Plan
 from edgetrain.plan.planning import check_planner
 from edgetrain.plan.planning import plan as make_plan
+from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 
@@ -45,6 +49,7 @@ class Options:
     unused: Unused = "error"
     memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
     check_finite: bool = False
+    clip_norm: float | None = None
     keep_memory: bool = True
     use_cache: bool = True
     memory_bytes: int | None = None
@@ -53,10 +58,8 @@ class Options:
     plan_time_s: float = 10.0
 
     @property
-    def budget(self) -> Budget | None:
-        if self.memory_bytes is None and self.process_memory_bytes is None and self.planner in ("auto", "keep-all"):
-            return None
-        return Budget(self.memory_bytes, self.process_memory_bytes)
+    def keeps_all(self) -> bool:
+        return self.memory_bytes is None and self.process_memory_bytes is None and self.planner in ("auto", "keep-all")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def prepare(
     unused: Unused = "error",
     memory_format: Literal["auto", "preserve", "channels_last"] = "auto",
     check_finite: bool = False,
+    clip_norm: float | None = None,
     keep_memory: bool = True,
     use_cache: bool = True,
     plan_time_s: float = 10.0,
@@ -91,13 +95,14 @@ def prepare(
     batch norm); the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is
     bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
+    clip_norm: scale the gradients down so that their norm, all of them together, is at most this.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     """
     check_planner(planner)
     options = Options(
-        unused, memory_format, check_finite, keep_memory, use_cache,
+        unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
         None if memory is None else parse_bytes(memory),
         None if process_memory is None else parse_bytes(process_memory),
         planner, plan_time_s,
@@ -105,6 +110,18 @@ def prepare(
     step = Step(model, loss, optimizer, options)
     step.compiled(*check_example(example))
     return step
+
+
+def _leave_in_cache(capture: Callable[[], Captured]) -> None:
+    """Capture in a process of its own, so that what tracing leaves behind goes with it; the graph is then in the cache.
+    What goes wrong goes wrong again here, and is told then."""
+
+    def work() -> bool:
+        torch.set_num_threads(1)  # the threads of this process are not there in its copy
+        return capture().cached
+
+    with contextlib.suppress(InternalError):
+        child.forked(work)
 
 
 class Step:
@@ -182,7 +199,9 @@ class Step:
 
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
-            tuple((t.shape, t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch),
+            tuple(
+                (t.shape, t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch
+            ),
             tuple((id(module), module.training) for module in self._model.modules()),
             tuple((p.shape, p.dtype, p.stride()) for p in self._model.parameters()),
             tuple(
@@ -196,15 +215,22 @@ class Step:
 
     def _new(self, batch: tuple[Any, ...]) -> _Variant:
         memory_format = self._memory_format(batch)
-        captured = capture_with_externals(
-            self._model,
-            self._loss,
-            self._optimizer,
-            batch,
-            unused=self._options.unused,
-            memory_format=memory_format,
-            use_cache=self._options.use_cache,
-        )
+
+        def capture() -> Captured:
+            return capture_with_externals(
+                self._model,
+                self._loss,
+                self._optimizer,
+                batch,
+                unused=self._options.unused,
+                memory_format=memory_format,
+                clip_norm=self._options.clip_norm,
+                use_cache=self._options.use_cache,
+            )
+
+        if self._options.process_memory_bytes is not None:
+            _leave_in_cache(capture)
+        captured = capture()
         graph = captured.graph
         if memory_format == "channels_last" and self._options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)
@@ -226,13 +252,23 @@ class Step:
     def _plan(self, graph: Graph, exact: Exact) -> tuple[Plan, Costs | None]:
         options = self._options
         plain = keep_all(graph, early=not options.check_finite, exact=exact)
-        if options.budget is None:
+        if options.keeps_all:
             return plain, None
         costs = measure_costs(graph, use_cache=options.use_cache)
-        made = make_plan(
-            graph, costs, options.budget,
-            planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
-        )  # fmt: skip
+        memory_bytes = options.memory_bytes
+        if options.process_memory_bytes is not None:
+            there = bool(self._optimizer.state)
+            left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there)
+            memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
+        try:
+            made = make_plan(
+                graph, costs, Budget(memory_bytes),
+                planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+            )  # fmt: skip
+        except Infeasible as answer:
+            if options.process_memory_bytes is None or memory_bytes == options.memory_bytes:
+                raise
+            raise in_process(answer, left, options.process_memory_bytes) from None
         return made, costs
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:

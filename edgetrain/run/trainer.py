@@ -46,6 +46,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from edgetrain.errors import UserError
 from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
 from edgetrain.run import checkpoint as checkpoints
+from edgetrain.run.arena import from_arena
 from edgetrain.run.checkpoint import Checkpoint, State, rng_preserved
 
 ScheduleKind = Literal["constant", "cosine", "step"]
@@ -372,9 +373,11 @@ class _Loop:
             if self.stop.requested:
                 return None
             numbers = torch.arange(start, min(start + self.config.batch, len(test)))
-            results = evaluate(self.model, *test.batch(numbers))
-            loss_sum, correct = loss_sum + float(results[0]), correct + float(results[1])
-            count += int(results[2])
+            with from_arena():  # which lies idle between steps; so evaluation takes no memory of its own
+                results = evaluate(self.model, *test.batch(numbers))
+                loss_sum, correct = loss_sum + float(results[0]), correct + float(results[1])
+                count += int(results[2])
+                del results
             self._report("evaluate", start + len(numbers), len(test), accuracy=correct / max(count, 1))
         loss, accuracy = loss_sum / max(count, 1), correct / max(count, 1)
         return Evaluation(self.step, self.epoch, loss if math.isfinite(loss) else None, accuracy, count)
