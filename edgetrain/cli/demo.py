@@ -1,4 +1,4 @@
-"""`edgetrain demo`: a small net on digits, plain PyTorch beside the captured step."""
+"""`edgetrain demo`: MobileNetV2 inside a budget of bytes, plain PyTorch beside it."""
 
 from __future__ import annotations
 
@@ -7,55 +7,62 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from edgetrain.bench import demo as study
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.measure.record import RunFolder, default_path
-from edgetrain.plan.budget import show_bytes
+from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.report.html import write_page
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(help="Passes over the digits.", min=1)] = 3,
+    memory: Annotated[str, typer.Option(help="Budget for the step's tensors.")] = "300MB",
+    steps: Annotated[int, typer.Option(help="Training steps of each.", min=2)] = 12,
+    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 16,
+    input_size: Annotated[int, typer.Option(help="Side of the images.", min=32)] = 224,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/demo-DATE-TIME.")] = None,
     json: Json = False,
 ) -> None:
-    """Train a small net on digits twice, in plain PyTorch and as a captured step, and show both.
+    """Train MobileNetV2 in plain PyTorch and inside a budget of bytes, in turns, and show both.
 
-    Example: edgetrain demo
+    Example: edgetrain demo --memory 250MB
     """
-    columns = (TextColumn("training both"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-    with Progress(*columns, console=notes) as progress:
+    parse_bytes(memory)
+    settings = study.Settings(memory=memory, side=input_size, batch=batch, steps=steps)
+    with Progress(
+        TextColumn("{task.description:28}"), BarColumn(), TimeElapsedColumn(), console=notes, transient=True
+    ) as progress:
         line = progress.add_task("")
-        result = study.demo(
-            out or default_path("demo"), epochs=epochs, on_step=lambda done, total: progress.update(
-                line, completed=done, total=total
-            ),
-        )  # fmt: skip
+
+        def on_turn(what: str, done: int, total: int) -> None:
+            progress.update(line, description=what, completed=done, total=total)
+
+        result = study.demo(out or default_path("demo"), settings, on_turn)
     page = write_page([RunFolder(result.folder)], result.folder / "report.html")
     if json:
-        print_json(dataclasses.asdict(result) | {"folder": str(result.folder), "report": str(page)})
+        sides = {name: dataclasses.asdict(side) for name, side in result.sides.items()}
+        print_json({"sides": sides, "plan": result.plan, "folder": str(result.folder), "report": str(page)})
         return
     results.print(_table(result))
-    results.print(f"largest difference of the loss over {result.steps} steps: {result.largest_loss_difference:.2g}")
+    results.print(f"plan: {result.plan}")
     results.print(f"report: {page.resolve()}", soft_wrap=True)
 
 
 def _table(result: study.DemoResult) -> Table:
-    title = f"{study.MODEL}, width {study.WIDTH}, {study.SIDE}×{study.SIDE}, batch {study.BATCH}, digits"
-    table = Table("", "plain PyTorch", "edgetrain", "ratio", title=title, header_style="bold", title_justify="left")
-    a, b = result.eager, result.step
-    table.add_row("training loss at the end", f"{a.loss:.6f}", f"{b.loss:.6f}", "")
-    table.add_row("test accuracy", f"{100 * a.accuracy:.1f} %", f"{100 * b.accuracy:.1f} %", "")
-    table.add_row(
-        "peak memory of a step",
-        show_bytes(a.peak_bytes),
-        show_bytes(b.peak_bytes),
-        f"{b.peak_bytes / a.peak_bytes:.2f}",
-    )
-    table.add_row(
-        "time of a step (median)", f"{1e3 * a.time_s:.1f} ms", f"{1e3 * b.time_s:.1f} ms", f"{b.time_s / a.time_s:.2f}"
-    )
+    s, plain = result.settings, result.sides[result.faster_plain]
+    title = f"{study.MODEL}, {s.side}×{s.side}, batch {s.batch}, {s.steps} steps on digits"
+    table = Table(title=title, header_style="bold", title_justify="left")
+    table.add_column("")
+    for heading in ("loss, first and last", "process grew by", "time of a step"):
+        table.add_column(heading, justify="right")
+    for name, side in result.sides.items():
+        memory, time = side.growth_bytes / plain.growth_bytes, side.time_s / plain.time_s
+        table.add_row(
+            name,
+            f"{side.losses[0]:.4f}  {side.losses[-1]:.4f}",
+            f"{show_bytes(side.growth_bytes)} ×{memory:.2f}",
+            f"{1e3 * side.time_s:.0f} ms ×{time:.2f}",
+        )
     return table
