@@ -222,7 +222,7 @@ def measured(subject: Subject, rounds: int, compile_too: bool) -> dict[str, Any]
     say(f"{case.model}: {rounds} rounds")
     times, memory = take_turns(case, [*plain(case), *ours, *others], rounds)
     best = faster(times)
-    limits = {_grown_name(part): limit for part, limit in subject.growth.items()}
+    limits = {_grown_name(part): (part, time_ratio) for part, time_ratio in subject.growth.items()}
     return {
         "batch": case.batch,
         "rounds": rounds,
@@ -233,8 +233,8 @@ def measured(subject: Subject, rounds: int, compile_too: bool) -> dict[str, Any]
                 "name": name,
                 "median_s": statistics.median(times[name]),
                 "time_ratio": ratio(times[name], times[best]),
-                "time_ratio_limit": limits.get(name),
                 "memory_ratio": memory[name]["grown_bytes"] / memory[best]["grown_bytes"],
+                **dict(zip(("memory_ratio_limit", "time_ratio_limit"), limits.get(name, ()), strict=False)),
                 **memory[name],
                 **_extra(times, memory[name], name, found),
             }

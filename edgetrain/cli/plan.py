@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, InternalError, UserError
-from edgetrain.graph.ir import Graph
+from edgetrain.graph.ir import Graph, Op, Role
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.lifetimes import timeline
@@ -45,7 +46,10 @@ from edgetrain.run.step import Step, prepare
 
 _MOST_POINTS = 50
 _MODULES_SHOWN = 12
-_ROLES = (("parameters", "parameter"), ("optimizer state", "state"), ("buffers", "buffer"), ("inputs", "input"))
+_LASTING: tuple[tuple[str, Role], ...] = (
+    ("parameters", "parameter"), ("optimizer state", "state"), ("buffers", "buffer"), ("inputs", "input"),
+    ("constants", "constant"),
+)  # fmt: skip
 _EXACT = {
     "bitwise": "bitwise those of plain PyTorch",
     "rounding": "those of plain PyTorch but for rounding",
@@ -111,18 +115,14 @@ def plan(
         _refuse_other(step.graph, loaded, load)
     study = _Study(step.graph, _costs(step.graph), step.plan, planner, time_limit)
     left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
-    budget = min((n for n in (memory_bytes, left) if n is not None), default=None)
+    budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
     made = None
     if loaded is not None:
         made = study.judged(loaded, budget)
+    elif process_bytes is not None and left is not None and budget == left:
+        made = study.plan_for_process(left, process_bytes)
     elif one:
-        try:
-            with notes.status(f"planning, {time_limit:g} s of search at most"):
-                made = study.plan(budget)
-        except Infeasible as answer:
-            if process_bytes is None or left is None or budget != left:
-                raise
-            raise in_process(answer, left, process_bytes) from None
+        made = study.plan(budget)
     frontier = study.frontier(parts) if parts else None
     title = f"{model}, batch {batch}, {optimizer}"
     shown = study.picture(title, made, budget, frontier)
@@ -213,16 +213,26 @@ class _Study:
     planner: str
     time_limit_s: float
 
-    @property
+    @cached_property
     def task(self) -> Problem:
         return problem(self.graph, self.costs, self.captured.updates)
 
-    @property
+    @cached_property
     def keep_all(self) -> Plan:
-        task = self.task
-        return task.plan(task.order, planner="keep-all", exact=self.captured.exact)
+        return self.task.plan(self.task.order, planner="keep-all", exact=self.captured.exact)
 
     def plan(self, memory_bytes: int | None) -> Plan:
+        with notes.status(f"planning, {self.time_limit_s:g} s of search at most"):
+            return self._plan(memory_bytes)
+
+    def plan_for_process(self, memory_bytes: int, process_bytes: int) -> Plan:
+        """As `plan`, where a bound on the process leaves this much; an Infeasible speaks of the process then."""
+        try:
+            return self.plan(memory_bytes)
+        except Infeasible as answer:
+            raise in_process(answer, memory_bytes, process_bytes) from None
+
+    def _plan(self, memory_bytes: int | None) -> Plan:
         return make_plan(
             self.graph, self.costs, Budget(memory_bytes), planner=self.planner, time_limit_s=self.time_limit_s,
             updates=self.captured.updates, exact=self.captured.exact,
@@ -269,7 +279,7 @@ class _Study:
     def _point(self, point: Point, bounds: dict[str, float]) -> Point:
         """bounds: class of schedules → the highest bound so far. Budgets come from large to small, and what no schedule
         can do in more memory none can do in less."""
-        made = self.plan(point.memory_bytes)
+        made = self._plan(point.memory_bytes)
         if made.bound is not None:
             kind = made.bound.schedules
             bounds[kind] = max(made.bound.time_s, bounds.get(kind, 0.0))
@@ -296,13 +306,13 @@ class _Study:
     def blocks_again(self, made: Plan) -> list[tuple[str, Counter[str], float]]:
         """Block of modules → which ops of it run again, how often, and for how long; most time first."""
         kinds: dict[str, Counter[str]] = {}
-        times: Counter[str] = Counter()
+        times: dict[str, float] = {}
         for number in self.recomputed(made):
             op = self.graph.ops[number]
             block = _block(op.module)
             kinds.setdefault(block, Counter())[_short(op.kind)] += 1
-            times[block] += self.costs.ops[number].again_s  # type: ignore[assignment]  # a Counter adds floats as well
-        return sorted(((block, kinds[block], float(times[block])) for block in kinds), key=lambda row: -row[2])
+            times[block] = times.get(block, 0.0) + self.costs.ops[number].again_s
+        return sorted(((block, kinds[block], times[block]) for block in kinds), key=lambda row: -row[2])
 
     # ---- as data
 
@@ -323,8 +333,7 @@ class _Study:
         return found
 
     def _plan_told(self, made: Plan) -> dict[str, Any]:
-        moment, alive = tightest(self.task, made.order)
-        op = self.graph.ops[moment.op]
+        op, alive, workspace = self._peak(made)
         again = self.recomputed(made)
         return {
             "planner": made.planner,
@@ -336,20 +345,20 @@ class _Study:
             "exact": made.exact,
             "updates": made.updates,
             "recomputed_ops": len(again),
-            "recomputed_s": sum(self.costs.ops[n].again_s for n in again),
+            "recomputed_s": sum((self.costs.ops[n].again_s for n in again), 0.0),
             "recomputed": [
                 {"module": block, "ops": dict(kinds), "time_s": time_s}
                 for block, kinds, time_s in self.blocks_again(made)
             ],
             "peak_at": {
                 "op": op.name, "module": op.module, "phase": op.phase,
-                "alive": [{"tensor": name, "bytes": n} for name, n in alive],
+                "alive": [{"tensor": name, "bytes": n} for name, n in alive], "workspace_bytes": workspace,
             },
         }  # fmt: skip
 
     def _lasting(self) -> list[tuple[str, int]]:
         by_role = self.graph.bytes_by_role()
-        return [(name, by_role[role]) for name, role in (*_ROLES, ("constants", "constant"))]  # type: ignore[index]
+        return [(name, by_role[role]) for name, role in _LASTING]
 
     # ---- as text and drawings
 
@@ -380,26 +389,34 @@ class _Study:
         assert made.time_s is not None
         times = (_seconds(keep_all.time_s), _seconds(made.time_s), _change(keep_all.time_s, made.time_s))
         rows.append(("time of a step, predicted", *times))
-        return Table("Before and after", "", ("", "keep all", made.planner, ""), tuple(rows))
+        if made.order == keep_all.order:
+            note = "All of it fits: nothing is computed twice."
+            return Table("What a step takes", note, ("", "keep all"), tuple(row[:2] for row in rows))
+        return Table("What a step takes", "", ("", "keep all", made.planner, ""), tuple(rows))
 
     def _facts(self, made: Plan) -> Table:
         rows = []
         again = self.recomputed(made)
-        time_s = sum(self.costs.ops[n].again_s for n in again)
-        rows.append(("recomputed", f"{_count(len(again), 'op')}, {_seconds(time_s)}" if again else "nothing"))
+        if again:
+            time_s = sum(self.costs.ops[n].again_s for n in again)
+            rows.append(("recomputed", f"{_count(len(again), 'op')}, {_seconds(time_s)}"))
         if made.bound is not None and made.gap is not None:
             best = f"{_seconds(made.bound.time_s)}, {100 * made.gap:.1f} % less"
             rows.append(("least possible", f"{best} (proven for {made.bound.schedules})"))
-        moment, alive = tightest(self.task, made.order)
-        op = self.graph.ops[moment.op]
+        op, alive, workspace = self._peak(made)
         rows.append(("peak at", f"{op.name}{f' of {op.module}' if op.module else ''} ({op.phase})"))
         names = [f"{name} {show_bytes(n)}" for name, n in alive]
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        rows.append(
-            ("alive there", f"{', '.join(names[:4])}{more}; lasting tensors {show_bytes(made.persistent_bytes)}")
-        )
+        text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        text += f"; workspace of its kernel {show_bytes(workspace)}" if workspace else ""
+        rows.append(("alive there", f"{text}; lasting tensors {show_bytes(made.persistent_bytes)}"))
         rows += [("numbers", _EXACT[made.exact]), ("updates", _UPDATES[made.updates])]
         return Table("The plan", "", ("", ""), tuple(rows))
+
+    def _peak(self, made: Plan) -> tuple[Op, list[tuple[str, int]], int]:
+        """The op that holds most, what is alive there that does not last, and what its kernel takes above that."""
+        moment, alive = tightest(problem(self.graph, self.costs, made.updates), made.order)
+        known = made.persistent_bytes + moment.undo_bytes + sum(n for _, n in alive)
+        return self.graph.ops[moment.op], alive, moment.during_bytes - known
 
     def _modules(self, made: Plan) -> Table:
         rows = tuple(
@@ -447,8 +464,8 @@ def _frontier_table(frontier: Frontier) -> Table:
     note = ""
     if frontier.smallest_bytes is not None and frontier.bound_bytes is not None:
         note = (
-            f"The smallest budget that works is {frontier.smallest_bytes} bytes ({show_bytes(frontier.smallest_bytes)})"
-            f"; none below {show_bytes(frontier.bound_bytes)} can."
+            f"The smallest budget known to work is {show_bytes(frontier.smallest_bytes)} ({frontier.smallest_bytes} "
+            f"bytes); none below {show_bytes(frontier.bound_bytes)} can."
         )
     header = ("memory", "of keep-all's activations", "extra time", "recomputed ops", "planner", "gap")
     return Table("Memory against time", note, header, tuple(rows))

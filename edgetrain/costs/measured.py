@@ -143,6 +143,7 @@ def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress)
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)
+    cuda = any(storage.device.startswith("cuda") for storage in graph.storages)
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0
     if not arena.available():
@@ -154,7 +155,7 @@ def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress)
             with _memory():
                 work = calls.function(graph, call, pool.tensors(graph, call))
             kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
-            events[key] = _events(work, kept)
+            events[key] = _events(work, kept, cuda=cuda)
             progress(done := done + 1, total)
         for _ in range(rounds):
             for key, call in todo.items():
@@ -186,7 +187,7 @@ def _clocked(work: Callable[[], object], times: int) -> float:
     return time.perf_counter() - begin
 
 
-def _events(work: Callable[[], object], kept: list[int]) -> tuple[int, ...]:
+def _events(work: Callable[[], object], kept: list[int], *, cuda: bool) -> tuple[int, ...]:
     """What the call asks of the allocator, when only the results at these positions are kept. The first call of a
     kernel may ask for more than later ones, so the second counts."""
 
@@ -196,7 +197,7 @@ def _events(work: Callable[[], object], kept: list[int]) -> tuple[int, ...]:
 
     with _memory():
         once()
-    if torch.cuda.is_available():
+    if cuda:
         return _events_cuda(once)
     if not arena.available():
         return _events_reported(once)

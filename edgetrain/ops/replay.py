@@ -15,7 +15,11 @@ from edgetrain.ops.call import OWN, resolve
 
 # Kernels that update the running statistics named by these arguments while they train; without them they compute the
 # same results and leave the statistics alone.
-_STATISTICS = {"aten.native_batch_norm.default": (3, 4), "edgetrain.norm.statistics": (1, 2)}
+_STATISTICS = {
+    "aten.native_batch_norm.default": (3, 4),
+    "aten.cudnn_batch_norm.default": (3, 4),
+    "edgetrain.norm.statistics": (1, 2),
+}
 
 
 def replay(op: Op) -> Op | None:
@@ -28,7 +32,7 @@ def replay(op: Op) -> Op | None:
     if not op.writes:
         return op
     places = _STATISTICS.get(op.kind)
-    trains = op.kind != "aten.native_batch_norm.default" or op.args[5] is True
+    trains = op.kind == "edgetrain.norm.statistics" or (len(op.args) > 5 and op.args[5] is True)
     if places is None or not trains or len(op.writes) != len(places):
         return None
     args = tuple(None if position in places else value for position, value in enumerate(op.args))

@@ -16,20 +16,10 @@ from typing import Any
 
 from edgetrain.errors import UserError
 from edgetrain.measure.record import Record, RunFolder, Value, write_atomic
+from edgetrain.report import memory
+from edgetrain.report.style import STYLE
 
 _COLOURS = ("#c0562b", "#1f6f8b", "#5b7f2b", "#7a4ea3")
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2529; --soft: #66727a; --line: #d9dfe2; --page: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6eaec; --soft: #9aa6ad; --line: #3a444a; --page: #14191c; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 60rem;
-       margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-p, .soft { color: var(--soft); margin: .2rem 0 .8rem; }
-table { border-collapse: collapse; } td, th { padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line);
-       text-align: left; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
-svg { width: 100%; height: auto; } text { fill: var(--soft); font-size: 12px; } .axis { stroke: var(--line); }
-code { font-size: .9em; overflow-wrap: anywhere; }
-"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ def write_page(folders: Sequence[RunFolder], out: Path) -> Path:
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )
     write_atomic(out, page.encode())
     return out
@@ -69,6 +59,7 @@ def _section(folder: RunFolder) -> str:
         f"<h1>{escape(folder.path.name)}</h1><p>{escape(record.status)}, {escape(record.created)}</p>"
         f"<p><code>{escape(' '.join(record.command))}</code></p>"
         + (_summary(record) if record.summary else "")
+        + (memory.sections(memory.load(folder.path)) if (folder.path / memory.FILE).exists() else "")
         + "".join(_chart(chart) for chart in charts)
         + _machine(record)
     )

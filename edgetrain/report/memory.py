@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from edgetrain.errors import UserError
 from edgetrain.measure.record import Record, RunFolder, write_atomic
 from edgetrain.plan.budget import show_bytes
+from edgetrain.report.style import STYLE
 
 SCHEMA = 1
 FILE = "memory.json"
@@ -27,30 +28,6 @@ T = TypeVar("T")
 _WIDTH, _LEFT, _RIGHT = 960, 64, 16
 _OFF_CHART = 1.3  # a budget above this much of the highest peak is not drawn: the curves would be flat
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2529; --soft: #66727a; --line: #d9dfe2; --page: #ffffff; --shade: #f4f6f7;
-        --lasting: #b9c3c9; --held: #4f8fa8; --again: #e08a3c; --budget: #b3261e; --over: #dd9a93; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6eaec; --soft: #9aa6ad; --line: #3a444a; --page: #14191c;
-        --shade: #1b2226; --lasting: #56626a; --held: #4b9fbd; --again: #e8a261; --budget: #f0776c; --over: #8d4a45; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 62rem;
-       margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-p { color: var(--soft); margin: .2rem 0 .8rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { padding: .25rem 1.4rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-td:first-child { white-space: nowrap; } td.in { padding-left: 1.2rem; color: var(--soft); }
-svg { width: 100%; height: auto; } text { fill: var(--soft); font-size: 12px; }
-.name { fill: var(--ink); font-size: 14px; }
-.axis { stroke: var(--line); } .shade { fill: var(--shade); } .lasting { fill: var(--lasting); }
-.held { fill: var(--held); }
-.again { fill: var(--again); } .budget { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 6 4; }
-.over { fill: var(--over); } .told { fill: var(--budget); } .peak { fill: var(--ink); }
-.halo { paint-order: stroke; stroke: var(--page); stroke-width: 4px; stroke-linejoin: round; }
-.hit { fill: transparent; } .hit:hover { fill: var(--ink); fill-opacity: .25; }
-.front { fill: none; stroke: var(--held); stroke-width: 2; } .below { fill: none; stroke: var(--soft);
-       stroke-width: 1.5; stroke-dasharray: 3 3; } .no { stroke: var(--budget); stroke-width: 2; }
-code { font-size: .9em; overflow-wrap: anywhere; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +213,7 @@ def write_page(folder: RunFolder, out: Path) -> Path:
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(picture.title)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>{escape(picture.title)}</title><style>{STYLE}</style></head><body>"
         f"{sections(picture)}{_made_by(folder.load())}</body></html>\n"
     )
     write_atomic(out, page.encode())
@@ -319,7 +296,7 @@ def curves_svg(curves: Sequence[Curve], budget_bytes: int | None, *, panel: int 
     """One panel a curve, one above the other, on the same scales."""
     top, gap = 30, 84
     height = len(curves) * (panel + gap) + 12
-    most = top_bytes(curves, budget_bytes) * 1.04
+    most = top_bytes(curves, budget_bytes) * 1.1  # room for the budget's name above its line
     longest = max(len(curve.instants) for curve in curves)
     parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="bytes held over the ops of a step">']
     for number, curve in enumerate(curves):
@@ -347,7 +324,8 @@ def _panel(curve: Curve, x: _Axis, y: _Axis, budget: int | None, number: int) ->
         if wide > 7 * len(name) + 30:
             yield f'<text x="{left + 6:.1f}" y="{y.begin + 32}">{name}</text>'
         if begin:
-            yield f'<line class="axis" x1="{left:.1f}" x2="{left:.1f}" y1="{y.end}" y2="{y.begin + 36}"/>'
+            for top, bottom in ((y.end, y.begin), (y.begin + 22, y.begin + 36)):  # not through the ticks
+                yield f'<line class="axis" x1="{left:.1f}" x2="{left:.1f}" y1="{top}" y2="{bottom}"/>'
     yield from _bytes_axis(y)
     for tick in x.ticks(8):
         yield f'<text x="{x.at(tick):.1f}" y="{y.begin + 16}" text-anchor="middle">{tick:,.0f}</text>'
@@ -356,9 +334,7 @@ def _panel(curve: Curve, x: _Axis, y: _Axis, budget: int | None, number: int) ->
     if budget is not None:
         at = y.at(budget)
         yield f'<line class="budget" x1="{_LEFT}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        # Below the line where there is no room above it.
-        text = at - 5 if at > y.end + 12 else at + 15
-        yield f'<text class="told halo" x="{x.end - 4}" y="{text:.1f}" text-anchor="end">'
+        yield f'<text class="told halo" x="{x.end - 4}" y="{at - 5:.1f}" text-anchor="end">'
         yield f"budget {show_bytes(budget)}</text>"
     at_peak = x.at(curve.instants.index(peak) + 0.5)
     yield f'<circle class="peak" cx="{at_peak:.1f}" cy="{y.at(peak.held_bytes):.1f}" r="3"/>'
@@ -491,7 +467,7 @@ def _least(good: Sequence[Point]) -> list[tuple[float, float]]:
 
 def _frontier_legend(frontier: Frontier, good: Sequence[Point], at: float) -> Iterator[str]:
     entries = [("front", "extra time of the plan")]
-    entries += [("below", "least that is possible")] if len(_least(good)) > 1 else []
+    entries += [("below", "proven least of its class")] if len(_least(good)) > 1 else []
     if frontier.smallest_bytes is not None:
         entries.append(("shade", f"no plan found (below {show_bytes(frontier.smallest_bytes)})"))
     if frontier.bound_bytes is not None:

@@ -18,7 +18,7 @@ import torch
 
 from edgetrain.cli import main
 
-COMMANDS = ("train", "graph", "models", "report", "demo")
+COMMANDS = ("train", "plan", "graph", "models", "report", "demo")
 OWN_MODEL = """
 import torch
 from torch import nn

@@ -61,3 +61,41 @@ def test_a_step_that_fails_changes_nothing() -> None:
         step(x * float("inf"))
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
     assert torch.equal(random, torch.cuda.get_rng_state())
+
+
+def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def test_a_budget_is_kept_and_changes_no_bit() -> None:
+    """Recomputed on the GPU: loss, parameters, statistics and state are those of the step that keeps all."""
+    torch.manual_seed(0)
+    layers = [
+        layer
+        for _ in range(6)
+        for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU6(), nn.Dropout(0.1))
+    ]
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *layers, nn.Flatten(), nn.LazyLinear(4)).cuda()
+    x, y = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(4, (16,), device="cuda")
+    model(x)
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in (model, twin))
+    whole = et.prepare(twin, classify, other, (x, y))
+    planned = et.measure_costs(whole.graph, rounds=2)
+    peak = et.plan(whole.graph, planned, et.Budget(), planner="keep-all", updates="guarded").peak_bytes
+    lasting = whole.plan.persistent_bytes
+    step = et.prepare(model, classify, optimizer, (x, y), memory=lasting + (peak - lasting) * 6 // 10, planner="fast")
+    assert step.plan.recomputed
+    for seed in range(3):
+        torch.manual_seed(seed)
+        found = step(x, y)
+        torch.manual_seed(seed)
+        assert torch.equal(found, whole(x, y))
+    for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(x, y)
+    grown = torch.cuda.max_memory_allocated() - before
+    assert grown <= (step.plan.peak_bytes - lasting) * 1.02 + 2**20  # the allocator rounds each block up to 512 bytes
