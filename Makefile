@@ -22,6 +22,7 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/budget.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
