@@ -13,9 +13,11 @@ Both give back plain JSON data.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +32,10 @@ from edgetrain.errors import InternalError
 
 Progress = Callable[[int, int], None]
 _CODE = "import sys; sys.path[:] = sys.argv[3:]; from edgetrain.child import main; main(sys.argv[1], sys.argv[2])"
+
+
+_PROGRESS = re.compile(r"progress (\d+) (\d+)\n")
+_PR_SET_PDEATHSIG = 1
 
 
 class Ended(InternalError):
@@ -65,14 +71,21 @@ def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
     """The copy's side; nothing of the original runs on in it."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
+        _die_with_parent()
         try:
-            answer = {"found": work()}
+            answer = json.dumps({"found": work()})
         except BaseException:
-            answer = {"failed": traceback.format_exc()[-2000:]}
+            answer = json.dumps({"failed": traceback.format_exc()[-2000:]})
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(json.dumps(answer).encode())
+            pipe.write(answer.encode())
     finally:
         os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the one that it works for ends, however that happens."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(
@@ -82,24 +95,24 @@ def run(
     with tempfile.TemporaryDirectory(prefix="edgetrain-") as folder:
         (Path(folder) / "data.json").write_text(json.dumps(data), encoding="utf-8")
         # -c and not -m: the package may have been found through a path that only this process knows.
-        process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, function, folder, *sys.path],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **(environment or {})},
-        )  # fmt: skip
+        errors = Path(folder) / "errors"
+        with errors.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, function, folder, *sys.path],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
         assert process.stdout is not None
-        assert process.stderr is not None
         try:
             for line in process.stdout:
-                if progress is not None:
-                    done, _, total = line.partition(" ")
-                    progress(int(done), int(total))
-            said = process.stderr.read()
+                told = _PROGRESS.fullmatch(line)  # a library may print too
+                if told is not None and progress is not None:
+                    progress(int(told[1]), int(told[2]))
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
-            process.stderr.close()
+        said = errors.read_text(encoding="utf-8", errors="replace")
         result = Path(folder) / "result.json"
         if not result.exists():
             raise InternalError(f"{function} failed in its process ({process.returncode}): {said[-2000:]}")
@@ -108,10 +121,13 @@ def run(
 
 def main(function: str, folder: str) -> None:
     """The other side."""
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
     module, _, name = function.partition(":")
     data = json.loads((Path(folder) / "data.json").read_text(encoding="utf-8"))
-    found = getattr(importlib.import_module(module), name)(data, lambda done, total: print(done, total, flush=True))
+    found = getattr(importlib.import_module(module), name)(
+        data, lambda done, total: print(f"progress {done} {total}", flush=True)
+    )
     part = Path(folder) / "part"
     part.write_text(json.dumps(found), encoding="utf-8")
     os.replace(part, Path(folder) / "result.json")

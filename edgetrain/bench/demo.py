@@ -31,7 +31,7 @@ from edgetrain.plan.lifetimes import timeline
 from edgetrain.run.step import Step, prepare
 from edgetrain.zoo import datasets
 
-MODEL, PLAIN, CHANNELS_LAST = "mobilenet_v2", "plain PyTorch", "plain, channels-last"
+MODEL, PLAIN, CHANNELS_LAST = "mobilenet_v2", "plain PyTorch", "plain channels-last"
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,13 @@ def _table(result: study.DemoResult) -> Table:
     title = f"{study.MODEL}, {s.side}×{s.side}, batch {s.batch}, {s.steps} steps on digits"
     table = Table(title=title, header_style="bold", title_justify="left")
     table.add_column("")
-    for heading in ("loss, first and last", "process grew by", "time of a step"):
+    for heading in ("loss", "process grew by", "time of a step"):
         table.add_column(heading, justify="right")
     for name, side in result.sides.items():
         memory, time = side.growth_bytes / plain.growth_bytes, side.time_s / plain.time_s
         table.add_row(
             name,
-            f"{side.losses[0]:.4f}  {side.losses[-1]:.4f}",
+            f"{side.losses[0]:.4f} → {side.losses[-1]:.4f}",
             f"{show_bytes(side.growth_bytes)} ×{memory:.2f}",
             f"{1e3 * side.time_s:.0f} ms ×{time:.2f}",
         )

@@ -114,7 +114,7 @@ def _numbers(kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, kind[0])
     n = -(-n_bytes // ITEM_BYTES[kind[0]])
     if dtype == torch.float32:
-        return torch.linspace(0.5, 1.5, n, device=kind[1])
+        return torch.linspace(0.5, 1.5, n, dtype=dtype, device=kind[1])
     if dtype.is_floating_point or dtype.is_complex:
         return torch.full((n,), 0.75, dtype=dtype, device=kind[1])
     return (torch.ones if dtype == torch.bool else torch.zeros)(n, dtype=dtype, device=kind[1])

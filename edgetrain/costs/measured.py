@@ -31,6 +31,7 @@ from edgetrain.errors import UserError
 from edgetrain.graph import cache
 from edgetrain.graph.ir import Graph, from_json, to_json
 from edgetrain.native import arena, malloc, reports
+from edgetrain.ops.call import without_autocast
 
 ROUNDS = 7
 LEAST_TIMED_S = 100e-6  # a shorter call is repeated within a round
@@ -148,7 +149,7 @@ def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress)
     total, done = len(todo) * (rounds + 1), 0
     if not arena.available():
         malloc.keep_freed_memory()
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         with _memory():
             pool = calls.Pool(graph, todo.values())
         for key, call in todo.items():

@@ -112,7 +112,7 @@ void* place(State& s, int64_t bytes) {
   const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const Entry* entry = foreseen(s, bytes);
   int64_t offset;
-  if (entry != nullptr && is_free(s, entry->offset, entry->offset + rounded)) {
+  if (entry != nullptr && entry->offset % kAlignment == 0 && is_free(s, entry->offset, entry->offset + rounded)) {
     offset = entry->offset;
   } else {
     s.improvised += 1;

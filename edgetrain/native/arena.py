@@ -41,6 +41,9 @@ class Recording:
     height_bytes: int = 0
 
 
+_MOST = 2**62
+
+
 class _Entry(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_int64), ("offset", ctypes.c_int64)]
 
@@ -50,6 +53,8 @@ class Program:
 
     def __init__(self, sizes: Sequence[int], offsets: Sequence[int]) -> None:
         entries = list(zip(sizes, offsets, strict=True))
+        if any(not 0 <= offset <= _MOST for offset in offsets):
+            raise InternalError("an offset in the arena is negative, or beyond every memory")
         self.height_bytes = max((size + offset for size, offset in entries), default=0)
         self._n = len(entries)
         self._entries = (_Entry * self._n)(*(_Entry(size, offset) for size, offset in entries))

@@ -5,7 +5,8 @@ Names come from graph files, which are not trusted: only torch's own compute ker
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -133,3 +134,16 @@ def cannot_fail(op: Op) -> bool:
     """The op raises for no values, once it has run with these shapes. (Indices of a backward pass were checked by the
     forward pass.)"""
     return op.view or op.kind.split(".")[1] in _TOTAL
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """The casts are part of the graph. Called under autocast, kernels would cast again, in regions without it too."""
+    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)

@@ -27,6 +27,8 @@ def replay(op: Op) -> Op | None:
 
     One that draws random numbers stays `random`: whoever runs it again gives it the generator as it was (`generator`).
     """
+    if op.view:
+        return op
     if op.phase != "forward" or (op.random and not _takes_generator(op)):
         return None
     if not op.writes:

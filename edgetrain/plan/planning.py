@@ -8,7 +8,7 @@ Out: a plan that keeps the budget and has passed the validator; or `Infeasible`,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from edgetrain import child
 from edgetrain.costs.table import Costs
@@ -30,7 +30,7 @@ from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
 SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr}
-SMALLEST_STEP = 0.005  # how finely the greedy planner's smallest budget is sought
+SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought
 PLANNERS = ("auto", "keep-all", "optimal", *SIMPLE)
 
 
@@ -86,11 +86,11 @@ def _plan(task: Problem, budget: int | None, planner: str, time_limit_s: float, 
     if planner in SIMPLE:
         order = SIMPLE[planner](task, budget)
         if order is None:
-            raise _infeasible(task, budget, *_least(task, time_limit_s))
+            raise _infeasible(task, budget, *_smallest_by(task, SIMPLE[planner]))
         return task.plan(order, planner=planner, exact=exact)
     known = plans_on_disk.find(task, budget, time_limit_s)
     if known is not None:
-        return known
+        return replace(known, exact=exact)
     made = _optimal(task, budget, time_limit_s, exact)
     plans_on_disk.keep(task, budget, time_limit_s, made)
     return made
@@ -121,7 +121,7 @@ def _least(task: Problem, time_limit_s: float) -> tuple[tuple[int, ...], int]:
     """An order with a peak as small as was found, now or before, and that peak."""
     order = plans_on_disk.smallest(task)
     if order is None:
-        greedy = _smallest_of_fast(task)
+        greedy, _ = _smallest_by(task, fast)
         try:
             searched = tuple(child.forked(lambda: smallest(task, time_limit_s=time_limit_s)))
         except child.Ended:
@@ -131,17 +131,17 @@ def _least(task: Problem, time_limit_s: float) -> tuple[tuple[int, ...], int]:
     return order, task.peak_bytes(order)
 
 
-def _smallest_of_fast(task: Problem) -> tuple[int, ...]:
-    """The order of the smallest peak that the greedy planner finds, by bisection."""
+def _smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
+    """The smallest budget that a planner was found to keep, by bisection, and its order there."""
     best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
     while high - low > SMALLEST_STEP * high:
         middle = (low + high) // 2
-        order = fast(task, middle)
+        order = planner(task, middle)
         if order is None:
             low = middle
         else:
-            best, high = order, task.peak_bytes(order)
-    return best
+            best, high = order, middle
+    return best, high
 
 
 def least_bytes(task: Problem) -> int:

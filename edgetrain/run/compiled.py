@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.native import arena
-from edgetrain.ops import update
+from edgetrain.ops import call, update
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.run.arena import StepArena, foretell
@@ -185,7 +185,7 @@ class CompiledStep:
             late = self.plan.updates == "together" and program.allocates_late
             if program.updates and self.plan.updates != "guarded" and (late or not keep):
                 self._note_updated(program, undo)  # such a plan makes no copies of its own for them
-            with torch.no_grad(), _without_autocast(), self._served(program):
+            with torch.no_grad(), call.without_autocast(), self._served(program):
                 result = program.run(
                     inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look
                 )
@@ -303,19 +303,6 @@ class CompiledStep:
                 next_step=f"pass it: externals={{{source.path!r}: tensor}}",
             )
         return self._externals[source.path].detach
-
-
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    """The casts are part of the graph. Called under autocast, kernels would cast again, in regions without it too."""
-    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    for device in enabled:
-        torch.set_autocast_enabled(device, False)
-    try:
-        yield
-    finally:
-        for device in enabled:
-            torch.set_autocast_enabled(device, True)
 
 
 def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def test_a_clipped_step_is_clip_grad_norm(most: float) -> None:
         found = step(x, y)
         plain_optimizer.zero_grad()
         right = loss(plain, x, y)
-        right.backward()  # type: ignore[no-untyped-call]
+        right.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), most)
         assert (norm > most) == (most < 1)  # it is clipped in the first two cases, and in the last it is not
         plain_optimizer.step()

@@ -1,12 +1,9 @@
-"""Training under a byte budget: the same numbers as keeping everything, bit for bit, in the bytes that were planned.
-
-Costs and plans are made in this process here, where they are quick; `tests/native/test_child.py` is about the other
-process, and one test here goes through it.
-"""
+"""Training under a byte budget: the same numbers as keeping everything, bit for bit, in the bytes that were planned."""
 
 from __future__ import annotations
 
-import importlib
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nets import CASES, Case, Recurrent
-from plain import Loss, OptimizerMaker, Snapshot, Training, bits, differing, relative_error, run, sgd, training
+from plain import OptimizerMaker, Snapshot, Training, bits, differing, relative_error, run, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,13 +25,12 @@ from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops import norm
 from edgetrain.plan.plan import Plan, Updates
-from edgetrain.plan.planning import least_bytes
+from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run.compiled import CompiledStep
 
 pytestmark = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
 PLAN_TIME_S = 0.5
-in_another_process = child.run
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +46,8 @@ def own_cache(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "run", call_here)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgetrain.run.step.measure_costs", quickly)
-
-
-def call_here(function: str, data: Any, *, progress: object = None, environment: object = None) -> Any:
-    module, _, name = function.partition(":")
-    if name not in ("measured_in_child", "optimal_in_child", "smallest_in_child"):
-        return in_another_process(function, data)
-    return getattr(importlib.import_module(module), name)(data, lambda done, total: None)
 
 
 def quickly(graph: Graph, *, use_cache: bool = True) -> Costs:
@@ -209,7 +197,9 @@ class Run3:
 def assert_account(step: CompiledStep) -> None:
     """The step asked the arena for exactly the bytes of its plan."""
     found = step.arena
-    assert found is not None
+    if found is None:  # an op may fail after the first update: they are guarded, and nothing is served
+        assert step.plan.updates != "early"
+        return
     assert found.most_bytes + step.plan.persistent_bytes == step.plan.peak_bytes
 
 
@@ -224,8 +214,7 @@ def three_steps(net: str, optimizer: OptimizerMaker = sgd, **options: Any) -> Ru
         assert step.compiled(*batch) is compiled
         assert_account(compiled)
     last = compiled.arena
-    assert last is not None
-    assert (last.improvised, last.unused) == (0, 0)  # what the third step asks for is known
+    assert last is None or (last.improvised, last.unused) == (0, 0)  # what the third step asks for is known
     return Run3(step.plan, step.graph, torch.stack(losses), work.snapshot())
 
 
@@ -300,17 +289,19 @@ def again_and_again(task: Problem) -> list[int]:
     it can be."""
     order: list[int] = []
 
-    def makers(number: int, at: int, found: set[int]) -> set[int]:
-        for s in task.reads[number]:
-            maker = task.maker[s]
-            if task.deadline[maker] > at and maker not in found:
-                makers(maker, at, found | {maker})
-                found |= {maker} | makers(maker, at, found | {maker})
+    def makers(number: int, at: int) -> set[int]:
+        found: set[int] = set()
+        waiting = [number]
+        while waiting:
+            new = {task.maker[s] for s in task.reads[waiting.pop()]}
+            new = {op for op in new - found if task.deadline[op] > at}
+            found |= new
+            waiting += new
         return found
 
     for at, number in enumerate(task.order):
         if task.graph.ops[number].phase != "forward":
-            order += sorted(makers(number, at, set()), key=task.position.__getitem__)
+            order += sorted(makers(number, at), key=task.position.__getitem__)
         order.append(number)
     return order
 
@@ -457,30 +448,53 @@ def test_a_budget_just_below_the_smallest_is_refused_and_the_bound_is_proven() -
         et.plan(graph, task.costs, et.Budget(answer.bound_bytes - 1), time_limit_s=PLAN_TIME_S)
 
 
-def test_what_an_infeasible_names_works_for_the_planner_that_was_asked() -> None:
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_what_an_infeasible_names_works_for_the_planner_that_was_asked(planner: str) -> None:
     """For every planner, not for the best of them alone."""
     _, graph, task = by_hand("residual", "early")
-    for planner in ("keep-all", "fast", "optimal", "auto"):
-        low = et.Budget(task.keep_all.persistent_bytes + 1)
-        with pytest.raises(Infeasible) as caught:
-            et.plan(graph, task.costs, low, planner=planner, time_limit_s=PLAN_TIME_S)
-        budget = et.Budget(caught.value.smallest_bytes)
-        made = et.plan(graph, task.costs, budget, planner=planner, time_limit_s=PLAN_TIME_S)
-        assert made.peak_bytes <= caught.value.smallest_bytes
+    low = et.Budget(task.keep_all.persistent_bytes + 1)
+    with pytest.raises(Infeasible) as caught:
+        et.plan(graph, task.costs, low, planner=planner, time_limit_s=PLAN_TIME_S)
+    budget = et.Budget(caught.value.smallest_bytes)
+    made = et.plan(graph, task.costs, budget, planner=planner, time_limit_s=PLAN_TIME_S)
+    assert made.peak_bytes <= caught.value.smallest_bytes
 
 
-def test_the_whole_way_through_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_found_once_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = three_steps("dropout", memory="1GB")
-    monkeypatch.setattr(child, "run", in_another_process)
     monkeypatch.setenv("EDGETRAIN_CACHE", str(tmp_path))
     memory = (right.plan.peak_bytes * 2 + right.plan.persistent_bytes) // 3
     found = three_steps("dropout", memory=memory)
     assert found.plan.recomputed
     assert_same(found, right)
-    # Now all of it is known: no process is started.
-    monkeypatch.setattr(child, "run", None)
-    assert_same(three_steps("dropout", memory=memory), right)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["costs", "graphs", "plans"]
+    monkeypatch.setattr(child, "forked", None)
+    monkeypatch.setattr("edgetrain.costs.measured.measure", None)
+    again = three_steps("dropout", memory=memory)
+    assert again.plan == found.plan
+    assert_same(again, right)
+    # A file that holds something else is as good as none.
+    monkeypatch.undo()
+    monkeypatch.setenv("EDGETRAIN_CACHE", str(tmp_path))
+    for file in (tmp_path / "plans").iterdir():
+        file.write_text("{}")
+    assert_same(three_steps("dropout", memory=memory), right)
+
+
+def test_a_solver_that_is_killed_leaves_the_plan_that_was_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where there is too little memory for the solver: the greedy plan, or an answer."""
+    right = three_steps("dropout", memory="1GB")
+    monkeypatch.setenv("EDGETRAIN_CACHE", str(tmp_path))
+    forked = child.forked
+    monkeypatch.setattr(child, "forked", lambda work: forked(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    found = three_steps("dropout", memory=right.plan.peak_bytes - 1)
+    assert found.plan.planner == "fast"
+    assert found.plan.recomputed
+    assert_same(found, right)
+    answer = infeasible("dropout", right.plan.persistent_bytes + 1)
+    assert three_steps("dropout", memory=answer.smallest_bytes).plan.peak_bytes <= answer.smallest_bytes
 
 
 # ---- where bytes hide -----------------------------------------------------------------------------------------
@@ -578,4 +592,4 @@ def test_time_is_the_time_of_the_order_and_never_below_the_bound() -> None:
         assert made.bound is not None
         assert made.time_s is not None
         assert task.keep_all_time_s <= made.bound.time_s <= made.time_s * (1 + 1e-9)
-        assert replace(made, bound=None) == task.plan(made.order, planner="optimal")
+        assert replace(made, bound=None, exact="bitwise") == task.plan(made.order, planner="optimal")
