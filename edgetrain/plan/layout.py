@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -400,7 +401,10 @@ def _solve(part: _Part, hint: Ints, goal: int, height: int, time_s: float, seed:
         "time_s": time_s,
         "seed": seed,
     }
-    found = child.forked(lambda: _cp_sat_alone(data))
+    if "highspy" in sys.modules:
+        found = child.run("edgetrain.plan.layout:cp_sat", data)
+    else:
+        found = child.forked(lambda: cp_sat(data, None))
     if "missing" in found:
         raise UserError(
             "a layout with a time limit needs OR-Tools",
@@ -409,7 +413,7 @@ def _solve(part: _Part, hint: Ints, goal: int, height: int, time_s: float, seed:
     return [offset * unit for offset in found["offsets"]], found["proven"]
 
 
-def _cp_sat_alone(data: dict[str, Any]) -> dict[str, Any]:
+def cp_sat(data: dict[str, Any], _progress: child.Progress | None) -> dict[str, Any]:
     """In the other process: rectangles whose place in time is fixed must not overlap in the plane."""
     try:
         from ortools.sat.python import cp_model

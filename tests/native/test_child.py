@@ -173,12 +173,16 @@ def test_ending_the_program_ends_the_process_that_works_for_it(how: str, ended_b
 # ---- a copy of this one ---------------------------------------------------------------------------------------
 
 
-def no_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return True
-    return False
+def children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def none_is_left() -> Iterator[None]:
+    """Every process that a test started is gone and was waited for at its end."""
+    before = children()
+    yield
+    assert children() <= before
 
 
 def test_a_copy_knows_what_this_process_knows() -> None:
@@ -194,7 +198,6 @@ def test_a_copy_knows_what_this_process_knows() -> None:
     assert len(found["long"]) == 1_000_000
     assert secret == {"value": 41}
     assert not is_there(found["pid"])
-    assert no_children()
 
 
 def test_a_failure_in_a_copy_is_told() -> None:
@@ -204,7 +207,6 @@ def test_a_failure_in_a_copy_is_told() -> None:
     with at_most(30), pytest.raises(InternalError, match="no butter either") as caught:
         child.forked(work)
     assert not isinstance(caught.value, child.Ended)
-    assert no_children()
 
 
 def test_a_result_that_is_no_json_is_a_failure_and_not_an_early_end() -> None:
@@ -217,7 +219,6 @@ def test_a_result_that_is_no_json_is_a_failure_and_not_an_early_end() -> None:
 def test_a_copy_that_is_killed_has_ended(number: signal.Signals) -> None:
     with at_most(30), pytest.raises(child.Ended):
         child.forked(lambda: os.kill(os.getpid(), number))
-    assert no_children()
 
 
 def test_nothing_of_this_process_runs_on_in_the_copy(tmp_path: Path) -> None:
@@ -244,4 +245,3 @@ def test_an_interrupt_while_waiting_ends_the_copy(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError), at_most(2):
         child.forked(work)
     assert not is_there(int(told.read_text()))
-    assert no_children()

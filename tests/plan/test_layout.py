@@ -141,7 +141,7 @@ def test_small_blocks_go_where_the_large_ones_leave_room(core: bool, how: str) -
 
 
 def test_where_every_block_is_small_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgetrain.plan.layout.SMALL", 2.0)
+    monkeypatch.setattr(sys.modules["edgetrain.plan.layout"], "SMALL", 2.0)
     layout = lay_out([Block(64 * n, start, end) for n, start, end in MISSED], improve_placements=0, time_limit_s=20.0)
     assert (layout.height_bytes, layout.how) == (10 * 64, "CP-SAT")
 
@@ -162,8 +162,9 @@ def test_a_search_that_time_ends_is_legal_and_no_worse() -> None:
 
 def test_a_search_without_the_solver_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    monkeypatch.delitem(sys.modules, "highspy", raising=False)  # so that the copy of this process tries to import it
     blocks = [Block(64 * n, start, end) for n, start, end in MISSED]
-    with pytest.raises(UserError, match="pip install ortools"):
+    with pytest.raises(UserError, match=r"pip install .edgetrain\[layout\]"):
         lay_out(blocks, improve_placements=0, time_limit_s=1.0)
     # It is not even looked for where there is no gap to close.
     assert lay_out(blocks[:3], time_limit_s=1.0).how == "greedy by size, first fit"
