@@ -103,6 +103,9 @@ CASES = {
     "two without a layer between": Case(layers(bn(), nn.ReLU, bn(), nn.ReLU), fused=2),
     "input added before ReLU": Case(function(lambda norm, x: F.relu(norm(x) + x)), clamps=2),
     "used twice": Case(function(lambda norm, x: (lambda y: F.relu(y) + torch.sigmoid(y))(norm(x))), clamps=2),
+    "used again without gradient": Case(
+        function(lambda norm, x: (lambda y: F.relu(y) + torch.sigmoid(y.detach()))(norm(x))), clamps=2
+    ),
     "activation used twice": Case(function(lambda norm, x: (lambda y: y * torch.sigmoid(y))(F.relu(norm(x))))),
     "two activations of one": Case(function(lambda norm, x: (lambda y: F.relu(y) + F.relu6(y))(norm(x))), clamps=4),
     "ReLU of ReLU6": Case(function(lambda norm, x: F.relu(F.relu6(norm(x)))), clamps=2),
