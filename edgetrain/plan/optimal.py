@@ -224,10 +224,14 @@ class Formulation:
             if values[v] > 0.5:
                 chosen.setdefault(t, []).append(i)
         found: list[int] = []
+        views: list[int] = []  # taken for the op that follows: after its recomputes, of what they make
         for number in self.problem.order:
-            found += sorted(chosen.get(self.at.get(number, -1), ()), key=self.at.__getitem__)
-            found.append(number)
-        return tuple(found)
+            if number not in self.at:
+                views.append(number)
+                continue
+            found += [*sorted(chosen.get(self.at[number], ()), key=self.at.__getitem__), *views, number]
+            views.clear()
+        return (*found, *views)
 
     def values(self, order: Sequence[int]) -> Values | None:
         """The solution that gives this order; None where it is not of the class."""
@@ -447,6 +451,8 @@ def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: f
                 best, extra = order, took
             break
         solver.forbid(form.cut(values, over))
+    # A start from outside the class may be better than all of it.
+    bound = min(bound, extra)
     return Found(None if best is None else tuple(best), extra, bound, CLASS.format(depth), infeasible and best is None)
 
 
