@@ -14,6 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+
+# In CI the same examples each time; a developer's run and `make soak` look for new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("EDGETRAIN_NO_SKIPS"):
+    settings.load_profile("ci")
 
 sys.path.insert(0, str(Path(__file__).parent / "graph"))
 
