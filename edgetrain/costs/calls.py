@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +27,20 @@ _ALIGNED_BYTES = 64
 
 @dataclass(frozen=True)
 class Call:
-    """One op run in one way; `over` is the tensor that it overwrites."""
+    """One op run in one way; `over` is the tensor that it overwrites, `scratch` that an update may use its gradient."""
 
     op: Op
     over: int | None = None
+    scratch: bool = False
 
 
-def calls(graph: Graph, number: int) -> dict[Way, Call]:
-    """The ways in which the op can be run, where they are different calls."""
+def calls(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> dict[Way, Call]:
+    """The ways in which the op can be run, where they are different calls.
+
+    scratch: `update.overwrites_gradient(graph)`.
+    """
     op = graph.ops[number]
-    found: dict[Way, Call] = {"first": Call(op)}
+    found: dict[Way, Call] = {"first": Call(op, scratch=number in scratch)}
     again = replay(op)
     if again is not None and again != op:
         found["again"] = Call(again)
@@ -63,7 +67,8 @@ def key(graph: Graph, what: Call) -> str:
     kwargs = {name: text(value) for name, value in what.op.kwargs if name not in ("group", "index")}
     over = None if what.over is None else list(what.op.reads).index(what.over)
     results = [t is not None for t in what.op.outputs]
-    parts = [what.op.kind, [text(a) for a in what.op.args], kwargs, bool(what.op.writes), over, results]
+    flags = [bool(what.op.writes), what.scratch]
+    parts = [what.op.kind, [text(a) for a in what.op.args], kwargs, flags, over, results]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -124,7 +129,7 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
     """The call over these tensors."""
     op = what.op
     if op.phase == "update":
-        return _update(graph, op, tensors)
+        return _update(graph, op, tensors, scratch=what.scratch)
     kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
     if what.over is not None:
         kind, swap = call.in_place(op, what.over)
@@ -139,7 +144,7 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
     return lambda: kernel(*given, **named)
 
 
-def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor]) -> Callable[[], object]:
+def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratch: bool) -> Callable[[], object]:
     name = op.kind.split(".")[1]
     p, g, *states = op.reads
     keys = [graph.sources[t].path.rpartition(".")[2] for t in states]
@@ -150,9 +155,9 @@ def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor]) -> Callab
         lr=1e-3, weight_decay=1e-4, maximize=False, momentum=0.9 if states else 0.0, beta1=0.9, beta2=0.999, eps=1e-8,
         amsgrad="max_exp_avg_sq" in state, decoupled=name == "adamw",
     )  # fmt: skip
-    gradient = tensors[g].clone()
+    gradient = tensors[g].clone() if scratch else tensors[g]
     kernel = update.KERNELS[name]
-    return lambda: kernel(tensors[p], gradient, state, given, False, True, None)
+    return lambda: kernel(tensors[p], gradient, state, given, False, scratch, None)
 
 
 def _real(value: Value, tensors: Mapping[int, torch.Tensor]) -> Any:

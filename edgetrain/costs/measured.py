@@ -32,6 +32,7 @@ from edgetrain.graph import cache
 from edgetrain.graph.ir import Graph, from_json, to_json
 from edgetrain.native import arena, malloc, reports
 from edgetrain.ops.call import without_autocast
+from edgetrain.ops.update import overwrites_gradient
 
 ROUNDS = 7
 LEAST_TIMED_S = 100e-6  # a shorter call is repeated within a round
@@ -44,8 +45,10 @@ def measure_costs(
     """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done."""
     if rounds < 1:
         raise UserError("costs are measured over at least one round", expected="rounds ≥ 1", received=str(rounds))
+    scratch = overwrites_gradient(graph)
     wanted = [
-        {way: calls.key(graph, call) for way, call in calls.calls(graph, n).items()} for n in range(len(graph.ops))
+        {way: calls.key(graph, call) for way, call in calls.calls(graph, n, scratch).items()}
+        for n in range(len(graph.ops))
     ]
     about = machine()
     file = _file(about) if use_cache else None
@@ -117,10 +120,13 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
 
 def _here(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None) -> dict[str, Run]:
     before = torch.get_rng_state()
+    before_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         return measure(graph, keys, rounds, progress or (lambda _done, _total: None))
     finally:
         torch.set_rng_state(before)
+        if before_cuda:
+            torch.cuda.set_rng_state_all(before_cuda)
         arena.trim(0)
 
 
@@ -139,8 +145,9 @@ def measured_in_child(data: Any, progress: child.Progress) -> Any:
 def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress) -> dict[str, Run]:
     """Time the calls with these keys in this process."""
     todo: dict[str, calls.Call] = {}
+    scratch = overwrites_gradient(graph)
     for number in range(len(graph.ops)):
-        for call in calls.calls(graph, number).values():
+        for call in calls.calls(graph, number, scratch).values():
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from edgetrain.errors import InternalError
+from edgetrain.native.library import load
 
 
 @dataclass
@@ -70,17 +68,9 @@ def available() -> bool:
 @functools.cache
 def missing() -> str | None:
     """Why the arena cannot be used here, or None."""
-    found = importlib.util.find_spec("edgetrain.native._arena")
-    if found is None or found.origin is None:
-        return "edgetrain was installed before PyTorch, or without a C++ compiler; install it again (see README)"
-    try:
-        library = ctypes.CDLL(found.origin)
-    except OSError as error:
-        return f"its library cannot be loaded: {error}"
-    library.et_torch_version.restype = ctypes.c_char_p
-    built = library.et_torch_version().decode()
-    if built != torch.__version__:
-        return f"it was built for PyTorch {built}, and this is {torch.__version__}; install edgetrain again"
+    library = load("arena")
+    if isinstance(library, str):
+        return library
     for name in ("et_install", "et_reserve", "et_start"):
         getattr(library, name).restype = ctypes.c_bool
     library.et_stop.restype = library.et_touched.restype = ctypes.c_int64
@@ -88,18 +78,14 @@ def missing() -> str | None:
     library.et_start.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool]
     if not library.et_install():
         return "PyTorch's allocator was replaced by one that cannot be wrapped"
-    _loaded.append(library)
     return None
 
 
-_loaded: list[ctypes.CDLL] = []
-
-
 def _library() -> ctypes.CDLL:
-    why = missing()
-    if why is not None:
+    why, library = missing(), load("arena")
+    if why is not None or isinstance(library, str):
         raise InternalError(f"the arena was asked for, but {why}")
-    return _loaded[0]
+    return library
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import math
 from typing import Any
 
@@ -27,31 +26,18 @@ import torch
 from torch import Tensor
 
 from edgetrain.errors import InternalError
+from edgetrain.native.library import load
 
 
 def available() -> bool:
     return missing() is None
 
 
-@functools.cache
 def missing() -> str | None:
     """Why the kernels cannot be used here, or None."""
-    found = importlib.util.find_spec("edgetrain.native._norm")
-    if found is None or found.origin is None:
-        return "edgetrain was installed before PyTorch, or without a C++ compiler; install it again (see README)"
-    try:
-        library = ctypes.CDLL(found.origin)
-    except OSError as error:
-        return f"their library cannot be loaded: {error}"
-    library.et_torch_version.restype = ctypes.c_char_p
-    built = library.et_torch_version().decode()
-    if built != torch.__version__:
-        return f"they were built for PyTorch {built}, and this is {torch.__version__}; install edgetrain again"
-    _loaded.append(library)
-    return None
+    library = load("norm")
+    return library if isinstance(library, str) else None
 
-
-_loaded: list[ctypes.CDLL] = []
 
 _POINTER, _INT, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 _ARGUMENTS = {
@@ -63,10 +49,10 @@ _ARGUMENTS = {
 
 @functools.cache
 def _kernel(name: str) -> Any:
-    why = missing()
-    if why is not None:
-        raise InternalError(f"the batch norm kernels were asked for, but {why}")
-    kernel = getattr(_loaded[0], f"et_norm_{name}")
+    library = load("norm")
+    if isinstance(library, str):
+        raise InternalError(f"the batch norm kernels were asked for, but {library}")
+    kernel = getattr(library, f"et_norm_{name}")
     kernel.argtypes = _ARGUMENTS[name]
     kernel.restype = None
     return kernel

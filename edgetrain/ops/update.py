@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from edgetrain.errors import UserError
+from edgetrain.graph.ir import Graph
 
 State = MutableMapping[str, Any]
 
@@ -133,6 +134,23 @@ def adam(
     root = torch.sqrt(square, out=g) if scratch else square.sqrt()
     size = root.div_((1 - given.beta2**count) ** 0.5).add_(given.eps)
     p.addcdiv_(state["exp_avg"], size, value=-(given.lr / (1 - given.beta1**count)))
+
+
+def overwrites_gradient(graph: Graph) -> set[int]:
+    """The updates that may use their gradient as scratch memory: it fills its storage, and no other op reads that."""
+    readers: dict[int, set[int]] = {}
+    for number, op in enumerate(graph.ops):
+        for t in op.reads if not op.view else ():
+            readers.setdefault(graph.tensors[t].storage, set()).add(number)
+    kept = {graph.tensors[t].storage for t in graph.outputs}
+    found = set()
+    for number, op in enumerate(graph.ops):
+        if op.phase == "update":
+            gradient = graph.tensors[op.reads[1]]
+            whole = gradient.n_bytes == graph.storages[gradient.storage].n_bytes and 0 not in gradient.stride
+            if whole and readers[gradient.storage] == {number} and gradient.storage not in kept:
+                found.add(number)
+    return found
 
 
 KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam}

@@ -26,6 +26,7 @@ ahead of its use, while fewer gradients are there, is not found.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -205,7 +206,7 @@ class NoRoom(Exception):
         self.wanted = wanted
 
 
-class Walk:
+class Walk(ABC):
     """The account of one walk through the ops, for any rule of what is evicted (`choose`).
 
     Storages that an op or a chain under way needs are locked, once for each need.
@@ -224,12 +225,12 @@ class Walk:
         self.next_use = np.full(count, self.end + 1, dtype=np.int64)
         self.evictable = np.zeros(count)  # 1 where it is there, not locked, and can be made again at its next use
 
+    @abstractmethod
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
         """A storage to evict, or one of `options` and True: inputs of the op that it could overwrite, and their next
         uses. None where there is nothing."""
-        raise NotImplementedError
 
-    def came_back(self, s: int) -> None:
+    def came_back(self, s: int) -> None:  # noqa: B027  # most planners need not know
         """The storage was made again."""
 
     def run(self) -> list[int]:
@@ -372,7 +373,7 @@ class _Greedy(Walk):
                 return option, True
         return (s, False) if values[s] > 0 else (None, False)
 
-    def came_back(self, s: int) -> None:
+    def came_back(self, s: int) -> None:  # noqa: B027  # most planners need not know
         for t in self.ready.readers[s]:
             self.set_cost(t, self.own[t])  # at least
 

@@ -24,15 +24,7 @@ from edgetrain.plan.validate import validate
 
 
 def find(task: Problem, budget: int, time_limit_s: float) -> Plan | None:
-    path = _path(task, f"{budget}-{time_limit_s}")
-    if path is None:
-        return None
-    try:
-        plan = Plan.load(path)
-        validate(task.graph, plan)
-    except EdgetrainError:
-        return None
-    return plan if plan.peak_bytes <= budget else None
+    return _read(task, f"{budget}-{time_limit_s}")
 
 
 def keep(task: Problem, budget: int, time_limit_s: float, plan: Plan) -> None:
@@ -40,7 +32,16 @@ def keep(task: Problem, budget: int, time_limit_s: float, plan: Plan) -> None:
 
 
 def smallest(task: Problem) -> tuple[int, ...] | None:
-    path = _path(task, "smallest")
+    plan = _read(task, "smallest")
+    return None if plan is None else plan.order
+
+
+def keep_smallest(task: Problem, order: tuple[int, ...]) -> None:
+    _write(_path(task, "smallest"), task.plan(order, planner="optimal"))
+
+
+def _read(task: Problem, what: str) -> Plan | None:
+    path = _path(task, what)
     if path is None:
         return None
     try:
@@ -48,11 +49,7 @@ def smallest(task: Problem) -> tuple[int, ...] | None:
         validate(task.graph, plan)
     except EdgetrainError:
         return None
-    return plan.order
-
-
-def keep_smallest(task: Problem, order: tuple[int, ...]) -> None:
-    _write(_path(task, "smallest"), task.plan(order, planner="optimal"))
+    return plan
 
 
 def _path(task: Problem, what: str) -> Path | None:

@@ -34,7 +34,7 @@ from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
-from edgetrain.plan.plan import Action, Compute, Free, Plan
+from edgetrain.plan.plan import Compute, Free, Plan
 from edgetrain.plan.validate import validate
 
 
@@ -96,6 +96,7 @@ class _Writer:
         self.values: dict[Value, str] = {}
         self.updates: list[Op] = []
         self.allocates_late = False
+        self.scratch = update.overwrites_gradient(graph)
         self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
         self.readers = _readers(graph)
         self.held = tuple(
@@ -109,7 +110,7 @@ class _Writer:
             if group:
                 yield f"    {', '.join(f't{t}' for t in group)}, = {name}"
         held_back = False
-        for position, action in enumerate(self.plan.schedule):
+        for action in self.plan.schedule:
             if isinstance(action, Free):
                 yield from self._free(action.storage)
                 continue
@@ -121,7 +122,7 @@ class _Writer:
                 yield "    interrupt.hold()"
             if self.look:
                 yield f"    look({action.op})"
-            yield from self._compute(position, action, op)
+            yield from self._compute(action, op)
             if self.look:
                 made = "".join(f"t{t}, " for t in op.creates)
                 yield f"    look({action.op}, {self._live()}, ({made}))"
@@ -133,13 +134,13 @@ class _Writer:
         made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]
         return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
 
-    def _compute(self, position: int, action: Compute, op: Op) -> Iterator[str]:
+    def _compute(self, action: Compute, op: Op) -> Iterator[str]:
         again = action.op in self.done
         note = (
             f"  # {_comment(op.name)}" + (" again" if again else "") + (f", {_comment(op.module)}" if op.module else "")
         )
         if op.phase == "update":
-            yield from self._update(position, op, note)
+            yield from self._update(action.op, op, note)
             return
         if again:
             op = _again(op)
@@ -193,14 +194,13 @@ class _Writer:
         given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
         return f"{function}({', '.join(given)}{extra})"
 
-    def _update(self, position: int, op: Op, note: str) -> Iterator[str]:
+    def _update(self, number: int, op: Op, note: str) -> Iterator[str]:
         name = op.kind.split(".")[1]
         function = self._function(op.kind, lambda: update.KERNELS[name])
         p, g = op.reads[:2]
         slot = len(self.updates)
         self.updates.append(op)
-        freed = {a.storage for a in _frees_after(self.plan.schedule, position)}
-        scratch = self.graph.tensors[g].storage in freed and _owns_all(self.graph, g)
+        scratch = number in self.scratch
         self.allocates_late |= not scratch
         undo = "undo" if self.plan.updates == "guarded" else "None"
         group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
@@ -257,19 +257,6 @@ def _torch_value(value: Value) -> Any:
 
 def _readers(graph: Graph) -> set[int]:
     return {t for op in graph.ops for t in op.reads} | set(graph.outputs) | set(graph.gradients.values())
-
-
-def _frees_after(schedule: Sequence[Action], position: int) -> Iterator[Free]:
-    for action in schedule[position + 1 :]:
-        if not isinstance(action, Free):
-            return
-        yield action
-
-
-def _owns_all(graph: Graph, t: int) -> bool:
-    """The tensor covers its storage once, so that writing to it changes nothing else."""
-    tensor = graph.tensors[t]
-    return tensor.n_bytes == graph.storages[tensor.storage].n_bytes and 0 not in tensor.stride
 
 
 def _check(tensor: torch.Tensor, what: str) -> None:

@@ -592,3 +592,29 @@ def test_time_is_the_time_of_the_order_and_never_below_the_bound() -> None:
         assert made.time_s is not None
         assert task.keep_all_time_s <= made.bound.time_s <= made.time_s * (1 + 1e-9)
         assert replace(made, bound=None, exact="bitwise") == task.plan(made.order, planner="optimal")
+
+
+class Shared(nn.Module):
+    """Two parameters with one gradient, and one whose gradient is a single number spread out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(1000)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a + self.b) * x + self.c.sum()
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_an_update_that_may_not_overwrite_its_gradient_is_planned_with_its_copy(optimizer: OptimizerMaker) -> None:
+    work = training(Shared(), lambda model, x: model(x).square().mean(), optimizer)
+    plain, x = work.twin(), torch.randn(1000)
+    graph = et.capture(work.model, work.loss, work.optimizer, (x,))
+    costs = quickly(graph)
+    plan = et.plan(graph, costs, et.Budget(), updates="early")
+    step = CompiledStep(graph, plan, work.model, work.optimizer, {}, costs=costs)
+    for _ in range(3):
+        assert torch.equal(step(x), plain.plain_step(x))
+        assert differing(work.snapshot(), plain.snapshot()) == []
+    assert step.arena is not None
+    assert step.arena.most_bytes == plan.peak_bytes - plan.persistent_bytes
