@@ -373,7 +373,7 @@ class _Greedy(Walk):
                 return option, True
         return (s, False) if values[s] > 0 else (None, False)
 
-    def came_back(self, s: int) -> None:  # noqa: B027  # most planners need not know
+    def came_back(self, s: int) -> None:
         for t in self.ready.readers[s]:
             self.set_cost(t, self.own[t])  # at least
 
