@@ -7,6 +7,7 @@ read by the tests of several folders.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ if os.environ.get("EDGETRAIN_NO_SKIPS"):
     settings.load_profile("ci")
 
 sys.path.insert(0, str(Path(__file__).parent / "graph"))
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.ops.call import overwritable
 from edgetrain.plan import lifetimes
 from edgetrain.plan.problem import Problem
 
@@ -116,7 +115,7 @@ def prepare(problem: Problem) -> Prepared:
             own_s[s] = p.costs.ops[op].again_s + TICK_S
         for r in reads[at]:
             readers[r] += makes[at]
-    overwrites = [_overwrites(p, op) for op in order]
+    overwrites = [lifetimes.overwrites(graph, op) for op in order]
     workspace = p.costs.workspace_bytes
     over = [workspace["over"].get(op, 0) for op in order]
     saved = [over[at] - p.size[found[0]] if found else 0 for at, found in enumerate(overwrites)]
@@ -145,14 +144,6 @@ def _uses(
             final.setdefault(s, at)
         coming.update(dict.fromkeys(next_use[at], at))
     return next_use, final
-
-
-def _overwrites(problem: Problem, number: int) -> tuple[int, ...]:
-    """The storages that the op can overwrite where they end with it, as `lifetimes.schedule` does."""
-    graph, op = problem.graph, problem.graph.ops[number]
-    read = [graph.tensors[t].storage for t in op.reads]
-    found = (graph.tensors[t].storage for t in overwritable(graph, op))
-    return tuple(s for s in found if not problem.lasting[s] and read.count(s) == 1)
 
 
 def fast(

@@ -110,20 +110,18 @@ def schedule(graph: Graph, order: Sequence[int]) -> tuple[Action, ...]:
     actions: list[Action] = []
     for position, number in enumerate(full):
         dead = dying.get(position, [])
-        into = _into(graph, number, dead)
+        into = next((s for s in overwrites(graph, number) if s in dead), None)
         actions.append(Compute(number, into))
         actions += [Free(storage) for storage in dead if storage != into]
     return tuple(actions)
 
 
-def _into(graph: Graph, number: int, dead: list[int]) -> int | None:
+def overwrites(graph: Graph, number: int) -> tuple[int, ...]:
+    """The storages that the op can overwrite with its first result where they end with it, the first choice first."""
     op = graph.ops[number]
     read = [graph.tensors[t].storage for t in op.reads]
-    for t in overwritable(graph, op):
-        storage = graph.tensors[t].storage
-        if storage in dead and read.count(storage) == 1:
-            return storage
-    return None
+    found = (graph.tensors[t].storage for t in overwritable(graph, op))
+    return tuple(s for s in found if graph.storages[s].role not in PERSISTENT and read.count(s) == 1)
 
 
 def way_of(action: Compute, done: Set[int]) -> Way:

@@ -38,7 +38,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.plan.lifetimes import new_storages
+from edgetrain.costs.table import Way
+from edgetrain.plan import lifetimes
 from edgetrain.plan.plan import Compute, Free
 from edgetrain.plan.problem import Problem
 
@@ -70,6 +71,10 @@ class _Memory:
     row: Row
     fixed_bytes: float
 
+    def breaks(self, values: Values, budget: float) -> bool:
+        held = self.fixed_bytes + float(sum(a * values[v] for v, a in self.row.items()))
+        return held > budget + 0.5
+
 
 class Formulation:
     """The variables and rows for one problem and one depth; the budget is not part of it."""
@@ -84,6 +89,8 @@ class Formulation:
         self.forward_last, self.uses = self._uses()
         self.stages = sorted({use for uses in self.uses.values() for use in uses})
         self.before, self.during = self._fixed()
+        kept = (action for action in p.actions(p.order) if isinstance(action, Compute))
+        self.overwritten = {action.op: action.into for action in kept if action.into is not None}
         self.points = {s: list(uses) for s, uses in self.uses.items()}
         self.candidates = {t: self._candidates(t) for t in self.stages}
         self.cost: list[float] = []
@@ -140,15 +147,21 @@ class Formulation:
             found |= new
             front = [s for op in new for s in p.reads[op]]
             for s in front if level < self.reach else ():
-                points = self.points.setdefault(s, [])
-                if stage not in points and (s not in self.uses or stage < points[-1]):
-                    insort(points, stage)
+                self.points.setdefault(s, [])
+                self._add_point(s, stage)
+        for s in (s for op in found if len(p.makes[op]) > 1 for s in p.makes[op] if s in self.uses):
+            self._add_point(s, stage)  # made again beside what the chain is for
         # An op whose input can neither be kept until the stage nor be recomputed there cannot run.
         while True:
             lost = {op for op in found for s in p.reads[op] if self.gap(s, stage) is None and p.maker[s] not in found}
             if not lost:
                 return sorted(found, key=self.at.__getitem__)
             found -= lost
+
+    def _add_point(self, s: int, stage: int) -> None:
+        points = self.points[s]
+        if stage not in points and (s not in self.uses or stage < points[-1]):
+            insort(points, stage)
 
     # ---- the rows
 
@@ -181,35 +194,89 @@ class Formulation:
 
     def _while_running(self, index: int) -> _Memory:
         p = self.problem
-        reads = set(p.reads[self.ops[index]])
+        number = self.ops[index]
         row: Row = {}
-        fixed = self.during[index]
+        fixed = float(self.during[index])
         for s, points in self.points.items():
             if not self.forward_last[s] < index <= points[-1]:
                 continue
-            gap = self.gap(s, index)
-            assert gap is not None
-            if s in reads:
+            if s in p.reads[number]:
                 fixed += p.size[s]
             else:
-                # At its last point, what only recomputes read is not kept any longer.
-                gap += points[gap] == index
-                if gap < len(points):
-                    row[self.K[s, gap]] = float(p.size[s])
+                later = self._later(s, index)
+                if later is not None:
+                    row[later] = float(p.size[s])
+        # What it overwrites is gone for certain where nothing can keep it; or it is as long as a variable says.
+        saved = self._saved(number, "first")
+        if saved and number in self.overwritten:
+            fixed += saved
+        ends = [self._later(s, index) for s in lifetimes.overwrites(p.graph, number) if self._may_end(s, index)]
+        if saved and ends:
+            fixed -= saved
+            if None not in ends:
+                fixed -= saved * (len(ends) - 1)
+                for later in ends:
+                    assert later is not None
+                    row[later] = row.get(later, 0.0) + saved
         return _Memory(row, fixed)
 
+    def _later(self, s: int, index: int) -> int | None:
+        """The variable that keeps a storage from the op on; None where it is not read again."""
+        if s not in self.points or index < self.forward_last[s]:
+            return None
+        gap = self.gap(s, index)
+        if gap is None:
+            return None
+        gap += self.points[s][gap] == index
+        return self.K[s, gap] if gap < len(self.points[s]) else None
+
+    def _may_end(self, s: int, index: int) -> bool:
+        """Whether a storage can end with the op, which reads it."""
+        if s in self.points:
+            return index >= self.forward_last[s]
+        return self.overwritten.get(self.ops[index]) == s
+
+    def _saved(self, number: int, way: Way) -> float:
+        """The bytes that an op takes less when it overwrites an input."""
+        ways = self.problem.costs.workspace_bytes
+        if not lifetimes.overwrites(self.problem.graph, number):
+            return 0.0
+        made = self.problem.size[self.problem.makes[number][0]]
+        return max(made + ways[way].get(number, 0) - ways["over"].get(number, 0), 0.0)
+
     def _while_recomputing(self, t: int, i: int) -> _Memory:
+        """What it takes at least: it may overwrite an input that the stage does not read."""
         p = self.problem
         own = {*p.reads[i], *p.makes[i]}
-        wanted = {s for s in p.reads[self.ops[t]] if s in self.uses} - own
+        needed = p.reads[self.ops[t]]
+        wanted = {s for s in needed if s in self.uses} - own
         row: Row = {}
         for s in self._across(t):
-            if s not in own:
+            if s in own:
+                continue
+            # It is kept for somebody: for what comes after this, or for a recompute before it that may end it.
+            before = any(s in p.reads[j] for j in self.candidates[t] if self.at[j] < self.at[i])
+            if s in needed or t not in self.points[s] or not before:
                 row[self.present(s, t)[0]] = float(p.size[s])
+                continue
+            later = self._later(s, t)
+            if later is not None:
+                row[later] = float(p.size[s])
+                made = self.R.get((t, p.maker[s]))
+                if made is not None and self.at[p.maker[s]] > self.at[i]:
+                    row[made] = row.get(made, 0.0) - p.size[s]
         for j in self.candidates[t]:
             if self.at[j] < self.at[i] and wanted.intersection(p.makes[j]):
-                row[self.R[t, j]] = float(sum(p.size[s] for s in wanted.intersection(p.makes[j])))
-        row[self.R[t, i]] = float(sum(p.size[s] for s in own) + p.workspace.get(i, 0))
+                row[self.R[t, j]] = row.get(self.R[t, j], 0.0) + sum(p.size[s] for s in wanted.intersection(p.makes[j]))
+        taken = float(sum(p.size[s] for s in own) + p.workspace.get(i, 0))
+        options = [s for s in lifetimes.overwrites(p.graph, i) if s not in needed]
+        if options:
+            saved = self._saved(i, "again")
+            taken -= saved
+            later = self._later(options[0], t) if len(options) == 1 else None
+            if later is not None:
+                row[later] = row.get(later, 0.0) + min(saved, p.size[options[0]])
+        row[self.R[t, i]] = row.get(self.R[t, i], 0.0) + taken
         return _Memory(row, self.before[t])
 
     def _across(self, t: int) -> list[int]:
@@ -256,46 +323,69 @@ class Formulation:
             for g, point in enumerate(points):
                 wants = min((t for t in wanted if t >= point), default=math.inf)
                 makes = min((t for t in made if t >= point), default=math.inf)
-                found[self.K[s, g]] = float(wants < makes)
+                kept = wants < makes
+                # Made again while it is kept, it would not be there all the while.
+                if kept and any((points[g - 1] if g else self.forward_last[s]) < t < point for t in made):
+                    return None
+                found[self.K[s, g]] = float(kept)
         return found
 
-    def cut(self, values: Values, over: Sequence[_Over]) -> list[_Memory]:
-        """Rows that this solution breaks, for the places where its schedule holds too much."""
-        found = []
-        for place in over:
-            if place.again:
-                found.append(self._cut_chain(values, self.at[place.before], place))
-            else:
-                row = self._while_running(self.at[place.op])
-                missing = place.held_bytes - row.fixed_bytes - sum(a * values[v] for v, a in row.row.items())
-                found.append(_Memory(row.row, row.fixed_bytes + max(missing, 0)))
-        return found
-
-    def _cut_chain(self, values: Values, t: int, place: _Over) -> _Memory:
-        """While i is recomputed before stage t, results of other recomputes are there too: for each, one that waits
-        for it."""
+    def cut(self, values: Values, place: Place) -> _Memory:
+        """What a solution holds while op i is recomputed before stage t: a storage counts where the variables that keep
+        it there are all 1."""
         p = self.problem
-        row = dict(self._while_recomputing(t, place.op).row)
+        t, i = self.at[place.before], place.op
+        reads, saved = set(p.reads[i]), self._saved(i, "again")
+        row: Row = {self.R[t, i]: float(sum(p.size[s] for s in {*reads, *p.makes[i]}) + p.workspace.get(i, 0))}
         fixed = float(self.before[t])
-        own = {*p.reads[place.op], *p.makes[place.op]}
-        for s in place.alive:
-            again = self.R.get((t, p.maker[s])) if s in p.maker else None
-            if s in own or again is None or again in row or values[again] < 0.5:
-                continue
-            waits = next(
-                (self.R[t, j] for j in self.candidates[t]
-                 if s in p.reads[j] and self.at[j] > self.at[place.op] and values[self.R[t, j]] > 0.5), None
-            )  # fmt: skip
-            if waits is None:
-                continue
-            row[again] = row.get(again, 0.0) + p.size[s]
-            row[waits] = row.get(waits, 0.0) + p.size[s]
-            fixed -= p.size[s]
+
+        def count(reasons: Sequence[int], n_bytes: float) -> None:
+            nonlocal fixed
+            for v in reasons:
+                row[v] = row.get(v, 0.0) + n_bytes
+            fixed -= n_bytes * (len(reasons) - 1)
+
+        for s in place.alive - {*reads, *p.makes[i]}:
+            reasons = self._reasons(values, t, i, s)
+            if reasons:
+                count(reasons, p.size[s])
+        # It overwrites an input unless each of those that it could overwrite is kept.
+        options = lifetimes.overwrites(p.graph, i)
+        lasting = [self._reasons(values, t, i, s) for s in options if s not in p.reads[self.ops[t]]]
+        if saved and options and None in lasting:
+            row[self.R[t, i]] -= saved
+        elif saved and lasting:
+            count([*dict.fromkeys((self.R[t, i], *(v for found in lasting for v in found or ())))], saved)
+            row[self.R[t, i]] -= saved
         return _Memory(row, fixed)
+
+    def _reasons(self, values: Values, t: int, i: int, s: int) -> list[int] | None:
+        """Variables that are 1 and with which s is there after op i was recomputed before stage t, for the stage, for
+        another recompute or for later."""
+        p = self.problem
+        gap, again = self.gap(s, t), self.R.get((t, p.maker.get(s, -1)))
+        there = None
+        if gap is not None and self.forward_last[s] < t and values[self.K[s, gap]] > 0.5:
+            there = self.K[s, gap]
+        elif again is not None and values[again] > 0.5 and self.at[p.maker[s]] < self.at[i]:
+            there = again
+        if there is None:
+            return None
+        if s in p.reads[self.ops[t]] or (gap is not None and t not in self.points[s] and there == self.K[s, gap]):
+            return [there]
+        later = self._later(s, t)
+        if later is not None and values[later] > 0.5:
+            return [there, later]
+        waits = (
+            self.R[t, j] for j in self.candidates[t]
+            if s in p.reads[j] and self.at[j] > self.at[i] and values[self.R[t, j]] > 0.5
+        )  # fmt: skip
+        found = next(waits, None)
+        return None if found is None else [there, found]
 
 
 @dataclass(frozen=True)
-class _Over:
+class Place:
     """A place of a schedule that holds too much: at `op`, run for the first time or again, in the stage of `before`."""
 
     op: int
@@ -305,14 +395,14 @@ class _Over:
     alive: frozenset[int]
 
 
-def _over(problem: Problem, order: Sequence[int], budget: float) -> list[_Over]:
+def places_over(problem: Problem, order: Sequence[int], budget: float) -> list[Place]:
     """The worst place of each stage that holds more than the budget."""
     actions = problem.actions(order)
     moments = iter(problem.moments(order))
     done: set[int] = set()
     alive: set[int] = set()
     places: list[tuple[int, bool, int, frozenset[int]]] = []
-    found: list[_Over] = []
+    found: list[Place] = []
     for action in actions:
         if isinstance(action, Free):
             alive.discard(action.storage)
@@ -320,7 +410,7 @@ def _over(problem: Problem, order: Sequence[int], budget: float) -> list[_Over]:
         assert isinstance(action, Compute)
         again = action.op in done
         done.add(action.op)
-        alive |= set(new_storages(problem.graph, action.op))
+        alive |= set(lifetimes.new_storages(problem.graph, action.op))
         held = next(moments).during_bytes
         if action.into is not None:
             alive.discard(action.into)
@@ -329,7 +419,7 @@ def _over(problem: Problem, order: Sequence[int], budget: float) -> list[_Over]:
         if not again and not problem.is_view[action.op]:
             if places:
                 op, was_again, held, there = max(places, key=lambda place: place[2])
-                found.append(_Over(op, was_again, action.op, held, there))
+                found.append(Place(op, was_again, action.op, held, there))
             places.clear()
     return found
 
@@ -426,9 +516,9 @@ def optimal(
 
 
 def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int) -> Found:
+    best = start if start is not None and problem.peak_bytes(start) <= budget else None
     form = Formulation(problem, depth=depth)
     solver = _Solver(form, budget)
-    best = start if start is not None and problem.peak_bytes(start) <= budget else None
     whole = problem.keep_all_time_s
     extra = math.inf if best is None else problem.costs.time_s(best) - whole
     bound, infeasible = 0.0, False
@@ -436,7 +526,7 @@ def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: f
         first = None if best is None else form.values(best)
         if first is not None:
             solver.start_from(first)
-        solver.run(end - time.monotonic(), 0.0, gap / 2 * (whole + max(bound, 0.0)))
+        solver.run(end - time.monotonic(), 0.0, gap * (whole + max(bound, 0.0)))
         infeasible = solver.infeasible
         values = solver.values
         if math.isfinite(solver.bound):
@@ -444,13 +534,16 @@ def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: f
         if infeasible or values is None:
             break
         order = form.order(values)
-        over = _over(problem, order, budget)
+        over = places_over(problem, order, budget)
         took = problem.costs.time_s(order) - whole
         if not over:
             if took < extra:
                 best, extra = order, took
             break
-        solver.forbid(form.cut(values, over))
+        cuts = [form.cut(values, place) for place in over if place.again]
+        if not any(cut.breaks(values, budget) for cut in cuts):
+            break
+        solver.forbid(cuts)
     # A start from outside the class may be better than all of it.
     bound = min(bound, extra)
     return Found(None if best is None else tuple(best), extra, bound, CLASS.format(depth), infeasible and best is None)
@@ -471,8 +564,11 @@ def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = 2 * D
         if problem.peak_bytes(order) < problem.peak_bytes(best):
             best = order
         target = solver.bound * 1e6 * 1.002
-        over = _over(problem, order, target)
+        over = places_over(problem, order, target)
         if not over:
             break
-        solver.forbid(form.cut(values, over))
+        cuts = [form.cut(values, place) for place in over if place.again]
+        if not any(cut.breaks(values, target) for cut in cuts):
+            break
+        solver.forbid(cuts)
     return tuple(best)

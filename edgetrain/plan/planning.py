@@ -8,20 +8,19 @@ Out: a plan that keeps the budget and has passed the validator; or `Infeasible`,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from edgetrain import child
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
-from edgetrain.ops.call import overwritable
-from edgetrain.plan import plans_on_disk
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.lifetimes import Moment, new_storages
+from edgetrain.plan.known_plans import KnownPlans
+from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
 from edgetrain.plan.optimal import Found, optimal, smallest
 from edgetrain.plan.plan import Bound, Compute, Exact, Free, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
@@ -30,6 +29,7 @@ from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
 SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr}
+SMALLEST = "as small as can be"
 SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought
 PLANNERS = ("auto", "keep-all", "optimal", *SIMPLE)
 
@@ -43,12 +43,16 @@ def plan(
     time_limit_s: float = 10.0,
     updates: Updates | None = None,
     exact: Exact = "bitwise",
+    use_cache: bool = True,
 ) -> Plan:
     """The plan of least time that keeps the budget.
 
     planner: "auto" keeps all where that fits and is "optimal" otherwise, which starts from "fast".
     time_limit_s: for the search of "optimal"; it stops sooner when it has proven to be near the best.
     updates: where the updates stand (see `Plan`); by default early where nothing can fail after the first.
+
+    A smaller budget never gives a larger peak than a larger one did: plans are known from one call to the next, and
+    with the cache from one run to the next (`known_plans.py`).
     """
     check_planner(planner)
     for name in ("time_s", "energy_j"):
@@ -56,7 +60,7 @@ def plan(
             raise UserError(f"a budget of {name} is not kept yet", next_step="give memory_bytes alone")
     task = problem(graph, costs, updates or keep_all(graph).updates)
     memory_bytes = _memory_bytes(task, budget)
-    made = _plan(task, memory_bytes, planner, time_limit_s, exact)
+    made = replace(_Planning(task, planner, time_limit_s, use_cache).within(memory_bytes), exact=exact)
     validate(graph, made)
     return made
 
@@ -73,62 +77,80 @@ def _memory_bytes(task: Problem, budget: Budget) -> int | None:
     return left if budget.memory_bytes is None else min(left, budget.memory_bytes)
 
 
-def _plan(task: Problem, budget: int | None, planner: str, time_limit_s: float, exact: Exact) -> Plan:
-    keep_all = task.plan(task.order, planner="keep-all", exact=exact)
-    fits = budget is None or keep_all.peak_bytes <= budget
-    if planner == "keep-all" or (planner != "chen" and fits):
-        if not fits:
-            assert budget is not None
-            raise _infeasible(task, budget, task.order, keep_all.peak_bytes)
-        return keep_all
-    if budget is None:
-        raise UserError(f"the planner {planner} needs a budget", next_step="give memory_bytes")
-    if planner in SIMPLE:
-        order = SIMPLE[planner](task, budget)
+@dataclass(frozen=True)
+class _Planning:
+    task: Problem
+    planner: str
+    time_limit_s: float
+    use_cache: bool
+
+    def within(self, budget: int | None) -> Plan:
+        keep_all = self.task.keep_all
+        fits = budget is None or keep_all.peak_bytes <= budget
+        if self.planner == "keep-all" or (self.planner != "chen" and fits):
+            if not fits:
+                assert budget is not None
+                raise _infeasible(self.task, budget, self.task.order, keep_all.peak_bytes)
+            return keep_all
+        if budget is None:
+            raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory_bytes")
+        known = self._known(self.planner if self.planner in SIMPLE else f"optimal, {self.time_limit_s} s")
+        made = known.keeping(budget)
+        if made is None:
+            below = known.below(budget)
+            made = self._simple(budget) if self.planner in SIMPLE else self._optimal(budget, below)
+            more = known.holding_more(budget, made.peak_bytes)
+            if more is not None:
+                made = replace(more, bound=made.bound)
+            known.keep(budget, made)
+        return made
+
+    def _known(self, way: str) -> KnownPlans:
+        return KnownPlans(self.task, way, use_cache=self.use_cache)
+
+    def _simple(self, budget: int) -> Plan:
+        planner = SIMPLE[self.planner]
+        order = planner(self.task, budget)
         if order is None:
-            raise _infeasible(task, budget, *_smallest_by(task, SIMPLE[planner]))
-        return task.plan(order, planner=planner, exact=exact)
-    known = plans_on_disk.find(task, budget, time_limit_s)
-    if known is not None:
-        return replace(known, exact=exact)
-    made = _optimal(task, budget, time_limit_s, exact)
-    plans_on_disk.keep(task, budget, time_limit_s, made)
-    return made
+            raise _infeasible(self.task, budget, *_smallest_by(self.task, planner))
+        return self.task.plan(order, planner=self.planner)
 
-
-def _optimal(task: Problem, budget: int, time_limit_s: float, exact: Exact) -> Plan:
-    start = fast(task, budget)
-    if start is None:
-        least = plans_on_disk.smallest(task)
-        start = least if least is not None and task.peak_bytes(least) <= budget else None
-    try:
-        # In a process of its own: the solver's 50 MB and more go with it.
-        found = Found(**child.forked(lambda: asdict(optimal(task, budget, start=start, time_limit_s=time_limit_s))))
-    except child.Ended:
-        if start is not None:
-            return task.plan(start, planner="fast", exact=exact)
-        raise _infeasible(task, budget, *_least(task, time_limit_s)) from None
-    order = None if found.order is None else tuple(found.order)
-    if order is None:
-        order, peak = _least(task, time_limit_s)
-        if peak > budget:
-            raise _infeasible(task, budget, order, peak)
-    bound = Bound(task.keep_all_time_s + found.extra_bound_s, found.schedules)
-    return task.plan(order, planner="optimal", exact=exact, bound=bound)
-
-
-def _least(task: Problem, time_limit_s: float) -> tuple[tuple[int, ...], int]:
-    """An order with a peak as small as was found, now or before, and that peak."""
-    order = plans_on_disk.smallest(task)
-    if order is None:
-        greedy, _ = _smallest_by(task, fast)
+    def _optimal(self, budget: int, below: Plan | None) -> Plan:
+        """below: a plan for a smaller budget."""
+        task = self.task
+        least = self._known(SMALLEST).keeping(budget)
+        starts = [fast(task, budget), *(plan.order for plan in (below, least) if plan is not None)]
+        start = min((order for order in starts if order is not None), key=task.costs.time_s, default=None)
         try:
-            searched = tuple(child.forked(lambda: smallest(task, time_limit_s=time_limit_s)))
+            # In a process of its own: the solver's 50 MB and more go with it.
+            found = Found(
+                **child.forked(lambda: asdict(optimal(task, budget, start=start, time_limit_s=self.time_limit_s)))
+            )
         except child.Ended:
-            searched = greedy
-        order = min(greedy, searched, key=task.peak_bytes)
-        plans_on_disk.keep_smallest(task, order)
-    return order, task.peak_bytes(order)
+            if start is not None:
+                return task.plan(start, planner="fast")
+            raise _infeasible(task, budget, *self._least()) from None
+        order = None if found.order is None else tuple(found.order)
+        if order is None:
+            order, peak = self._least()
+            if peak > budget:
+                raise _infeasible(task, budget, order, peak)
+        bound = Bound(task.keep_all_time_s + found.extra_bound_s, found.schedules)
+        return task.plan(order, planner="optimal", bound=bound)
+
+    def _least(self) -> tuple[tuple[int, ...], int]:
+        """An order with a peak as small as was found, now or before, and that peak."""
+        task, known = self.task, self._known(SMALLEST)
+        least = known.keeping(task.keep_all.peak_bytes)
+        if least is None:
+            greedy, _ = _smallest_by(task, fast)
+            try:
+                searched = tuple(child.forked(lambda: smallest(task, time_limit_s=self.time_limit_s)))
+            except child.Ended:
+                searched = greedy
+            least = task.plan(min(greedy, searched, key=task.peak_bytes), planner="optimal")
+            known.keep(task.keep_all.peak_bytes, least)
+        return least.order, least.peak_bytes
 
 
 def _smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
@@ -153,9 +175,8 @@ def least_bytes(task: Problem) -> int:
             continue
         own = sum(task.size[s] for s in {*task.reads[number], *task.makes[number]})
         fresh = own + ways["first"].get(number, 0)
-        if overwritable(task.graph, op):
-            made = sum(task.size[s] for s in task.makes[number])
-            fresh = min(fresh, own - made + ways["over"].get(number, 0))
+        if overwrites(task.graph, number):
+            fresh = min(fresh, own - task.size[task.makes[number][0]] + ways["over"].get(number, 0))
         most = max(most, fresh)
     return sum(n for n, lasting in zip(task.size, task.lasting, strict=True) if lasting) + most
 

@@ -264,6 +264,7 @@ class Step:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
                 planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+                use_cache=options.use_cache,
             )  # fmt: skip
         except Infeasible as answer:
             if options.process_memory_bytes is None or memory_bytes == options.memory_bytes:
