@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -42,15 +43,15 @@ class Ended(InternalError):
     """The other process was killed, most likely for lack of memory."""
 
 
-def forked(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a copy of this process."""
+def forked(work: Callable[[], Any], *, most_bytes: int | None = None) -> Any:
+    """What `work` returns in a copy of this process. `Ended` if it takes more than `most_bytes` of its own."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking beside threads: see above
         pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _answer(work, writer)
+        _answer(work, writer, most_bytes)
     os.close(writer)
     try:
         with os.fdopen(reader, "rb") as pipe:
@@ -67,19 +68,32 @@ def forked(work: Callable[[], Any]) -> Any:
     return answer["found"]
 
 
-def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
+def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoReturn:
     """The copy's side; nothing of the original runs on in it."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
         _die_with_parent()
+        if most_bytes is not None:
+            _limit(most_bytes)
         try:
             answer = json.dumps({"found": work()})
+        except MemoryError:
+            os._exit(1)
         except BaseException:
             answer = json.dumps({"failed": traceback.format_exc()[-2000:]})
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer.encode())
     finally:
         os._exit(0)
+
+
+def _limit(most_bytes: int) -> None:
+    """Refuse this process memory above what it has now and so much more. (Addresses count that were only reserved;
+    those that it has already are in what it has now.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            limit = int(line.split()[1]) * 1024 + max(most_bytes, 0)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _die_with_parent() -> None:

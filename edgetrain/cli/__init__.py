@@ -1,11 +1,14 @@
 """The command line. One file a command; this one puts them together and turns errors into messages and exit codes.
 
-0: done. 1: a failure that was explained. 2: wrong use. A user's mistake never shows a traceback.
+0: done. 1: a failure that was explained. 2: wrong use. 130: stopped by Ctrl-C, with a line that says how to go on.
+A user's mistake never shows a traceback.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -14,7 +17,7 @@ from edgetrain import __version__
 from edgetrain.cli.demo import demo
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
-from edgetrain.cli.output import notes
+from edgetrain.cli.output import notes, stopped
 from edgetrain.cli.plan import plan
 from edgetrain.cli.report import report
 from edgetrain.cli.train import train
@@ -28,8 +31,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(*args: object, **options: object) -> None:
+        try:
+            command(*args, **options)
+        except KeyboardInterrupt:
+            raise stopped("nothing new to resume from: give the same command to start again") from None
+
+    return run
+
+
 for command in (train, plan, graph, models, report, demo):
-    app.command()(command)
+    app.command()(_interruptible(command))
 
 
 def _version(asked: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
-from edgetrain.cli.models_and_data import build_alone, choose
+from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.output import Json, notes, print_json
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import capture, capture_inference
@@ -41,11 +41,12 @@ def graph(
     chosen = choose(model)
     net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
     captured: Graph
-    if inference:
-        captured = capture_inference(net, example[:1])
-    else:
-        settings = {"momentum": 0.9} if optimizer == "sgd" else {}
-        captured = capture(net, task.loss, OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings), example)
+    with told_of_batch(model, "a random batch", example):
+        if inference:
+            captured = capture_inference(net, example[:1])
+        else:
+            settings = {"momentum": 0.9} if optimizer == "sgd" else {}
+            captured = capture(net, task.loss, OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings), example)
     if out is not None:
         _save(captured, out)
     if json:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from rich.padding import Padding
 from rich.table import Table
 
 from edgetrain import zoo
 from edgetrain.cli.output import Json, print_json, results
 
 
-def models(json: Json = False) -> None:
+def models(
+    notes: Annotated[bool, typer.Option("--notes", help="Say where papers print other numbers, and why.")] = False,
+    json: Json = False,
+) -> None:
     """List the models of the zoo with their parameters and multiply-adds.
 
-    Counts are for one sample at the size shown; a note tells where a paper prints another number and why.
+    Counts are for one sample at the size shown.
 
     Example: edgetrain models
     """
@@ -21,17 +26,33 @@ def models(json: Json = False) -> None:
     if json:
         print_json({"models": rows})
         return
-    table = Table("model", "parameters", "multiply-adds", "input", "task", "", box=None, header_style="bold")
+    results.print(_table(rows))
+    if notes:
+        _print_notes(rows)
+    else:
+        results.print("\nWhere papers print other numbers, and why: edgetrain models --notes")
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """Fits 80 columns: the last one takes what the others leave, and only there are lines broken."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("model", no_wrap=True)
+    for heading in ("parameters", "multiply-\nadds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("input", no_wrap=True)
+    table.add_column("what it is")
     for row in rows:
-        table.add_row(
-            row["name"], f"{row['parameters']:,}", f"{row['multiply_adds'] / 1e6:,.1f} M", row["input"], row["task"],
-            row["summary"],
-        )  # fmt: skip
-    results.print(table)
+        operations = f"{row['multiply_adds'] / 1e6:,.1f} M"
+        table.add_row(row["name"], f"{row['parameters']:,}", operations, row["input"], row["summary"])
+    return table
+
+
+def _print_notes(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for note in row["published"]:
             if note["note"]:
-                results.print(f"{row['name']}, {note['source']}: {note['note']}", style="dim")
+                results.print(f"\n{row['name']}, {note['source']}")
+                results.print(Padding(note["note"], (0, 0, 0, 2)), style="dim")
 
 
 def _row(entry: zoo.ZooModel) -> dict[str, Any]:

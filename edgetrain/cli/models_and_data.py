@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import UserError
+from edgetrain.graph.capture import ExampleRefused
 from edgetrain.zoo import datasets
 from edgetrain.zoo.datasets import Data
 from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, Task
@@ -91,6 +93,21 @@ def build_alone(
     side = input_size or 224
     images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
     return model, CLASSIFY, (images, torch.zeros(batch, dtype=torch.int64))
+
+
+@contextmanager
+def told_of_batch(model: str, source: str, batch: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A batch that the model refuses, told in words of the command line, which knows no loss and no example."""
+    try:
+        yield
+    except ExampleRefused as error:
+        shapes = [f"{'×'.join(map(str, t.shape))} {str(t.dtype).removeprefix('torch.')}" for t in batch]
+        raise UserError(
+            f"{model} cannot be run on {source}: {error.where} fails",
+            expected=f"a model for inputs of {shapes[0]}" + (f" and labels of {shapes[1]}" if shapes[1:] else ""),
+            received=error.received,
+            next_step="make the model take this shape, or change the input: --input-size gives images another side",
+        ) from error
 
 
 def _call(chosen: Chosen, **arguments: Any) -> nn.Module:

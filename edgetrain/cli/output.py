@@ -1,7 +1,7 @@
 """What every command shares: where text goes, and how errors end.
 
 Results go to standard output, everything else to standard error. With `--json` standard output is one JSON object and
-nothing else. Exit codes: 0 done, 1 a failure that was explained, 2 wrong use.
+nothing else. Exit codes: 0 done, 1 a failure that was explained, 2 wrong use, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ notes = Console(stderr=True, highlight=False)
 results = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+
+
+def stopped(how_to_go_on: str) -> typer.Exit:
+    """To raise after Ctrl-C, in every command: says so, and ends with the exit code that shells give it."""
+    notes.print(f"stopped by Ctrl-C; {how_to_go_on}", markup=False, soft_wrap=True)
+    return typer.Exit(130)
 
 
 def print_json(value: dict[str, Any]) -> None:

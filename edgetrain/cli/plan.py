@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,13 +25,13 @@ from rich.text import Text
 
 from edgetrain import child
 from edgetrain.cli.graph import OPTIMIZERS
-from edgetrain.cli.models_and_data import build_alone, choose
+from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.ir import Graph, Op, Role
-from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record
+from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.lifetimes import timeline
 from edgetrain.plan.plan import Plan
@@ -88,6 +88,7 @@ def plan(
 
     Example: edgetrain plan mobilenet_v2 --batch 16 --memory 300MB
     """
+    chosen = choose(model)
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
     if planner not in PLANNERS:
@@ -98,37 +99,38 @@ def plan(
     one = memory is not None or process_memory is not None or load is not None
     one = one or (planner == "keep-all" and not parts)
     if not one and not parts:
-        raise typer.BadParameter("give --memory, --process-memory, --sweep or --load", param_hint="--memory")
+        raise _NoBudget("a budget is missing: give --memory, --process-memory or --sweep, or a plan with --load")
     if load is not None and planner != "auto":
         raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
     if save is not None and not one:
         raise typer.BadParameter("a sweep alone makes no single plan to save; add --memory", param_hint="--save")
-    chosen = choose(model)
     loaded = Plan.load(load) if load is not None else None
-    folder = RunFolder.create(out) if out is not None else None
-    net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
-    net.train()
-    settings = {"momentum": 0.9} if optimizer == "sgd" else {}
-    updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
-    step = _captured(lambda: prepare(net, task.loss, updates, example), apart=process_bytes is not None)
-    if loaded is not None:
-        _refuse_other(step.graph, loaded, load)
-    study = _Study(step.graph, _costs(step.graph), step.plan, planner, time_limit)
-    left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
-    budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
-    made = None
-    if loaded is not None:
-        made = study.judged(loaded, budget)
-    elif process_bytes is not None and left is not None and budget == left:
-        made = study.plan_for_process(left, process_bytes)
-    elif one:
-        made = study.plan(budget)
-    frontier = study.frontier(parts) if parts else None
-    title = f"{model}, batch {batch}, {optimizer}"
-    shown = study.picture(title, made, budget, frontier)
-    told = {"model": model, "batch": batch, "optimizer": optimizer, **study.told(made, budget, frontier)}
-    folder = folder or RunFolder.create(default_path("plan"))
-    page = _keep(folder, study.costs, made, shown, told, save)
+    with removed_if_interrupted(out) if out is not None else nullcontext():
+        folder = RunFolder.create(out) if out is not None else None
+        net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
+        net.train()
+        settings = {"momentum": 0.9} if optimizer == "sgd" else {}
+        updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
+        with told_of_batch(model, "a random batch", example):
+            step = _captured(lambda: prepare(net, task.loss, updates, example), apart=process_bytes is not None)
+        if loaded is not None:
+            _refuse_other(step.graph, loaded, load)
+        study = _Study(step.graph, _costs(step.graph), step.plan, planner, time_limit)
+        left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
+        budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
+        made = None
+        if loaded is not None:
+            made = study.judged(loaded, budget)
+        elif process_bytes is not None and left is not None and budget == left:
+            made = study.plan_for_process(left, process_bytes)
+        elif one:
+            made = study.plan(budget)
+        frontier = study.frontier(parts) if parts else None
+        title = f"{model}, batch {batch}, {optimizer}"
+        shown = study.picture(title, made, budget, frontier)
+        told = {"model": model, "batch": batch, "optimizer": optimizer, **study.told(made, budget, frontier)}
+        folder = folder or RunFolder.create(default_path("plan"))
+        page = _keep(folder, study.costs, made, shown, told, save)
     if json:
         print_json(told | {"run": str(folder.path), "page": str(page)})
         return
@@ -137,6 +139,13 @@ def plan(
 
 
 # ---- from words to numbers
+
+
+class _NoBudget(typer.BadParameter):
+    """Wrong use that no single option is to blame for."""
+
+    def format_message(self) -> str:
+        return str(self.message)
 
 
 def _amount(words: str | None, option: str) -> int | None:

@@ -18,15 +18,16 @@ from rich.table import Table
 from torch import nn
 
 from edgetrain.cli.graph import OPTIMIZERS
-from edgetrain.cli.models_and_data import build_for, choose, load_data
-from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
+from edgetrain.cli.output import Json, notes, print_json, results, stopped
 from edgetrain.errors import UserError
-from edgetrain.measure.record import RunFolder, default_path, read_json, write_atomic
+from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted, write_atomic
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.planning import PLANNERS
+from edgetrain.run.checkpoint import latest
 from edgetrain.run.step import prepare
 from edgetrain.run.trainer import Progress as TrainProgress
-from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult
+from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult, refuse_old_work
 from edgetrain.run.weights import load_weights
 from edgetrain.zoo.datasets import Data
 from edgetrain.zoo.tasks import Task
@@ -84,10 +85,7 @@ def train(
         raise typer.BadParameter(f"{on} is neither cpu nor cuda", param_hint="--on")
     if schedule not in ("constant", "cosine", "step"):
         raise typer.BadParameter(f"{schedule} is none of constant, cosine, step", param_hint="--schedule")
-    if resume and out is None:
-        raise UserError(
-            "--resume needs the run folder", next_step="add --out DIR with the folder of the run to continue"
-        )
+    resume = resume and _can_resume(out)
     if threads is not None:
         torch.set_num_threads(threads)
     config = TrainConfig(
@@ -103,12 +101,36 @@ def train(
         for message in load_weights(net, weights, resize_head=resize_head):
             notes.print(message)
     net.to(place)
-    folder = _folder(out, given, resume)
-    result = _run(
-        folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
-        memory=memory, process_memory=process_memory, planner=planner, resume=resume, given=given,
-    )  # fmt: skip
+    folder = RunFolder(out or default_path("train"))
+    try:
+        with removed_if_interrupted(folder.path):
+            _open(folder, given, resume)
+            result = _run(
+                folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
+                memory=memory, process_memory=process_memory, planner=planner, resume=resume, given=given,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise stopped(_how_to_go_on(folder, given)) from None
     _tell(result, folder, given, json)
+
+
+def _can_resume(out: Path | None) -> bool:
+    """Whether there is a checkpoint. A run that ended before its first one starts again; no run at all is a mistake."""
+    if out is None:
+        raise UserError(
+            "--resume needs the run folder", next_step="add --out DIR with the folder of the run to continue"
+        )
+    folder = RunFolder(out)
+    if not folder.record_file.exists():
+        raise UserError(
+            f"there is no run to resume in {out}",
+            next_step="check the folder after --out, or leave --resume out to start a new run there",
+        )
+    found, refused = latest(folder.checkpoints)
+    if found is None and not refused:
+        notes.print(f"no checkpoint to resume from in {out} yet: starting from the beginning", soft_wrap=True)
+        return False
+    return True
 
 
 def _place(on: str) -> torch.device:
@@ -124,10 +146,13 @@ def _optimizer(net: nn.Module, name: str, lr: float, momentum: float, weight_dec
     return OPTIMIZERS[name](parameters, lr=lr, weight_decay=weight_decay)  # type: ignore[no-any-return]
 
 
-def _folder(out: Path | None, given: dict[str, Any], resume: bool) -> RunFolder:
-    folder = RunFolder.create(out or default_path("train"))
+def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
+    """Make the folder and write the settings there, unless it holds another run."""
+    RunFolder.create(folder.path)
     file = folder.path / "config.json"
-    if resume and file.exists():
+    if not resume:
+        refuse_old_work(folder)
+    elif file.exists():
         before = read_json(file).values
         for key in _SAME:
             if before.get(key) != given[key]:
@@ -139,7 +164,6 @@ def _folder(out: Path | None, given: dict[str, Any], resume: bool) -> RunFolder:
                 )
     given["out"] = str(folder.path)
     write_atomic(file, json_text.dumps(given, indent=2).encode())
-    return folder
 
 
 def _run(
@@ -153,9 +177,12 @@ def _run(
         first = _to(data.train.batch(torch.arange(config.batch) % len(data.train)), place)
 
     def make_step() -> Any:
-        step = prepare(net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner)
+        with told_of_batch(given["model"], f"the data set {given['data']}", first):
+            step = prepare(
+                net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner
+            )
         notes.print(f"step: {step.plan}")
-        return lambda *batch: step(*_to(batch, place))
+        return step if place.type == "cpu" else lambda *batch: step(*_to(batch, place))
 
     def evaluate(model: nn.Module, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         batch = _to(batch, place)
@@ -228,8 +255,13 @@ def _tell(result: TrainResult, folder: RunFolder, given: dict[str, Any], json: b
         table.add_row("run folder", str(folder.path))
         results.print(table)
     if result.status == "stopped":
-        notes.print(f"stopped; go on with:\n  {_resume_command(given)}", soft_wrap=True)
-        raise typer.Exit(1)
+        raise stopped(_how_to_go_on(folder, given))
+
+
+def _how_to_go_on(folder: RunFolder, given: dict[str, Any]) -> str:
+    if latest(folder.checkpoints)[0] is None:
+        return "there is no checkpoint yet, so nothing to resume: give the same command to start again"
+    return f"go on with:\n  {_resume_command(given)}"
 
 
 def _resume_command(given: dict[str, Any]) -> str:

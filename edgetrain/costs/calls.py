@@ -3,15 +3,15 @@
 In:  an op of a graph and the way to run it. Out: a function without arguments, and a key by which the same call is
 found again in another graph.
 
-Values do not matter to the time, so tensors are cut from one pool of numbers between ½ and 1½ (0 for whole numbers,
-which may be indices; true for truth values). What an op writes is its own.
+Values do not matter to the time, so tensors are cut from one pool of numbers between ¼ and ¾, which are probabilities
+too (0 for whole numbers, which may be indices; true for truth values).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from edgetrain.ops import call, update
 from edgetrain.ops.replay import replay
 
 _ALIGNED_BYTES = 64
+HALF = 0.5
+SLACK = 1.5  # the pool may be so much larger than a call needs
+LEAST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -73,27 +76,43 @@ def key(graph: Graph, what: Call) -> str:
 
 
 class Pool:
-    """Numbers from which the arguments of one call after the other are cut; enough for the largest of these calls."""
+    """Numbers from which the arguments of one call after the other are cut. It is as large as the call at hand needs,
+    or somewhat larger: calls with the largest arguments should come first."""
 
-    def __init__(self, graph: Graph, of: Iterable[Call]) -> None:
-        most: dict[tuple[str, str], int] = {}
-        for call_ in of:
-            for kind, n_bytes in _places(graph, call_)[1].items():
-                most[kind] = max(n_bytes, most.get(kind, 0))
-        self._buffers = {kind: _numbers(kind, n_bytes) for kind, n_bytes in most.items()}
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
-    def tensors(self, graph: Graph, what: Call) -> dict[int, torch.Tensor]:
-        """The tensors that the call reads. Those that it writes are copies."""
-        starts, _ = _places(graph, what)
+    def tensors(self, what: Call, most_bytes: int | None = None) -> dict[int, torch.Tensor]:
+        """The tensors that the call reads; what it writes is fresh. most_bytes: of the whole pool."""
+        graph = self._graph
+        starts, need = _places(graph, what)
+        self._fit(need, most_bytes)
+        own = {*what.op.writes}
+        own |= {
+            graph.tensors[t].storage for t in (what.over, what.op.reads[1] if what.scratch else None) if t is not None
+        }
         found = {}
-        own = {*what.op.writes} | ({graph.tensors[what.over].storage} if what.over is not None else set())
         for t in what.op.reads:
             tensor = graph.tensors[t]
-            pool = self._buffers[_kind(graph, t)]
             offset = starts[tensor.storage] // ITEM_BYTES[tensor.dtype] + tensor.offset
-            view = torch.as_strided(pool, tensor.shape, tensor.stride, offset)
-            found[t] = view.clone() if tensor.storage in own else view
+            found[t] = torch.as_strided(self._buffers[_kind(graph, t)], tensor.shape, tensor.stride, offset)
+            if tensor.storage in own and 0 not in tensor.stride and tensor.dtype != "bool":
+                found[t].fill_(HALF if found[t].is_floating_point() or found[t].is_complex() else 0)
         return found
+
+    def _fit(self, need: Mapping[tuple[str, str], int], most_bytes: int | None) -> None:
+        held, needed = sum(buffer.nbytes for buffer in self._buffers.values()), sum(need.values())
+        limit = max(needed * SLACK, LEAST_BYTES)
+        short = any(kind not in self._buffers or self._buffers[kind].nbytes < n_bytes for kind, n_bytes in need.items())
+        if short or held > limit or (most_bytes is not None and held > max(most_bytes, needed)):
+            self._buffers.clear()
+            self._buffers = {kind: _numbers(kind, n_bytes) for kind, n_bytes in need.items()}
+
+
+def read_bytes(graph: Graph, what: Call) -> int:
+    """The bytes of what the call reads, as they lie in the pool."""
+    return sum(_places(graph, what)[1].values())
 
 
 def _kind(graph: Graph, t: int) -> tuple[str, str]:
@@ -119,9 +138,9 @@ def _numbers(kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, kind[0])
     n = -(-n_bytes // ITEM_BYTES[kind[0]])
     if dtype == torch.float32:
-        return torch.linspace(0.5, 1.5, n, dtype=dtype, device=kind[1])
+        return torch.linspace(0.25, 0.75, n, dtype=dtype, device=kind[1])
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.full((n,), 0.75, dtype=dtype, device=kind[1])
+        return torch.full((n,), HALF, dtype=dtype, device=kind[1])
     return (torch.ones if dtype == torch.bool else torch.zeros)(n, dtype=dtype, device=kind[1])
 
 
@@ -155,9 +174,8 @@ def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratc
         lr=1e-3, weight_decay=1e-4, maximize=False, momentum=0.9 if states else 0.0, beta1=0.9, beta2=0.999, eps=1e-8,
         amsgrad="max_exp_avg_sq" in state, decoupled=name == "adamw",
     )  # fmt: skip
-    gradient = tensors[g].clone() if scratch else tensors[g]
     kernel = update.KERNELS[name]
-    return lambda: kernel(tensors[p], gradient, state, given, False, scratch, None)
+    return lambda: kernel(tensors[p], tensors[g], state, given, False, scratch, None)
 
 
 def _real(value: Value, tensors: Mapping[int, torch.Tensor]) -> Any:

@@ -26,10 +26,10 @@ import torch
 
 from edgetrain import child
 from edgetrain.costs import calls
-from edgetrain.costs.table import Costs, OpCost, Run, run_from_json, run_to_json
+from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
 from edgetrain.graph import cache
-from edgetrain.graph.ir import Graph, from_json, to_json
+from edgetrain.graph.ir import Graph, Op, from_json, to_json
 from edgetrain.native import arena, malloc, reports
 from edgetrain.ops.call import without_autocast
 from edgetrain.ops.update import overwrites_gradient
@@ -40,25 +40,62 @@ MOST_REPEATS = 20
 
 
 def measure_costs(
-    graph: Graph, *, rounds: int = ROUNDS, use_cache: bool = True, progress: child.Progress | None = None
+    graph: Graph,
+    *,
+    rounds: int = ROUNDS,
+    use_cache: bool = True,
+    progress: child.Progress | None = None,
+    most_bytes: int | None = None,
 ) -> Costs:
-    """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done."""
+    """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done.
+
+    most_bytes: what measuring may take. An op that takes more by its arguments and results alone is not run; no plan
+    within as many bytes can run it so either, and its time is that of another way to run it, or 0.
+    """
     if rounds < 1:
         raise UserError("costs are measured over at least one round", expected="rounds ≥ 1", received=str(rounds))
     scratch = overwrites_gradient(graph)
-    wanted = [
-        {way: calls.key(graph, call) for way, call in calls.calls(graph, n, scratch).items()}
-        for n in range(len(graph.ops))
-    ]
+    ways = [calls.calls(graph, n, scratch) for n in range(len(graph.ops))]
+    wanted = [{way: calls.key(graph, call) for way, call in row.items()} for row in ways]
     about = machine()
     file = _file(about) if use_cache else None
     known = _read(file)
     missing = {key for row in wanted for key in row.values()} - set(known)
+    if most_bytes is not None:
+        too_large = {
+            wanted[n][way]
+            for n, row in enumerate(ways)
+            for way, call in row.items()
+            if _needs(graph, call) > most_bytes
+        }
+        missing -= too_large
     if missing:
-        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress)
+        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress, most_bytes)
         _write(file, known)
-    ops = tuple(OpCost({way: known[key] for way, key in row.items()}) for row in wanted)
+    ops = tuple(
+        _cost(graph, op, {way: known.get(key) for way, key in row.items()})
+        for op, row in zip(graph.ops, wanted, strict=True)
+    )
     return Costs(graph.key, "measured", ops, about)
+
+
+def _needs(graph: Graph, call: calls.Call) -> int:
+    """What a call takes at least: its arguments and, unless it overwrites one of them, its results."""
+    return calls.read_bytes(graph, call) + (0 if call.over is not None else sum(_made_bytes(graph, call.op)))
+
+
+def _made_bytes(graph: Graph, op: Op) -> tuple[int, ...]:
+    read = {graph.tensors[t].storage for t in op.reads}
+    made = dict.fromkeys(graph.tensors[t].storage for t in op.creates)
+    return tuple(graph.storages[s].n_bytes for s in made if s not in read)
+
+
+def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
+    found: dict[Way, Run] = {way: run for way, run in measured.items() if run is not None}
+    if "first" not in found:
+        time_s = max((run.time_s for run in found.values()), default=0.0)
+        found["first"] = Run(time_s, _made_bytes(graph, op))
+    return OpCost(found)
 
 
 def machine() -> dict[str, str]:
@@ -118,11 +155,13 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
 # ---- the measurement
 
 
-def _here(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None) -> dict[str, Run]:
+def _here(
+    graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
+) -> dict[str, Run]:
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
-        return measure(graph, keys, rounds, progress or (lambda _done, _total: None))
+        return measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes)
     finally:
         torch.set_rng_state(before)
         if before_cuda:
@@ -130,20 +169,24 @@ def _here(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | 
         arena.trim(0)
 
 
-def _in_child(graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None) -> dict[str, Run]:
-    data = {"graph": to_json(graph), "keys": sorted(keys), "rounds": rounds}
+def _in_child(
+    graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
+) -> dict[str, Run]:
+    data = {"graph": to_json(graph), "keys": sorted(keys), "rounds": rounds, "most_bytes": most_bytes}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     found = child.run("edgetrain.costs.measured:measured_in_child", data, progress=progress, environment=threads)
     return {key: run_from_json(run) for key, run in found.items()}
 
 
 def measured_in_child(data: Any, progress: child.Progress) -> Any:
-    found = measure(from_json(data["graph"]), set(data["keys"]), data["rounds"], progress)
+    found = measure(from_json(data["graph"]), set(data["keys"]), data["rounds"], progress, data["most_bytes"])
     return {key: run_to_json(run) for key, run in found.items()}
 
 
-def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress) -> dict[str, Run]:
-    """Time the calls with these keys in this process."""
+def measure(
+    graph: Graph, keys: set[str], rounds: int, progress: child.Progress, most_bytes: int | None
+) -> dict[str, Run]:
+    """Time the calls with these keys in this process, those with the largest arguments first."""
     todo: dict[str, calls.Call] = {}
     scratch = overwrites_gradient(graph)
     for number in range(len(graph.ops)):
@@ -151,24 +194,33 @@ def measure(graph: Graph, keys: set[str], rounds: int, progress: child.Progress)
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)
+    reads = {key: calls.read_bytes(graph, call) for key, call in todo.items()}
+    todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
+    room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key]) + reads[key] for key in todo}
     cuda = any(storage.device.startswith("cuda") for storage in graph.storages)
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0
     if not arena.available():
         malloc.keep_freed_memory()
     with torch.no_grad(), without_autocast():
-        with _memory():
-            pool = calls.Pool(graph, todo.values())
+        pool = calls.Pool(graph)
         for key, call in todo.items():
             with _memory():
-                work = calls.function(graph, call, pool.tensors(graph, call))
+                work = calls.function(graph, call, pool.tensors(call, room[key]))
             kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
-            events[key] = _events(work, kept, cuda=cuda)
+            try:
+                events[key] = _events(work, kept, cuda=cuda)
+            except Exception as error:
+                raise UserError(
+                    f"{call.op.name} ({call.op.kind}) cannot be measured on its own: {str(error).splitlines()[0]}",
+                    next_step="train without a budget, or write this part of the model otherwise",
+                ) from error
+            del work  # it holds the pool
             progress(done := done + 1, total)
         for _ in range(rounds):
             for key, call in todo.items():
                 with _memory():
-                    times[key].append(_time(calls.function(graph, call, pool.tensors(graph, call))))
+                    times[key].append(_time(calls.function(graph, call, pool.tensors(call, room[key]))))
                 progress(done := done + 1, total)
     return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
 

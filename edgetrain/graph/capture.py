@@ -42,8 +42,22 @@ Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
 Unused = Literal["error", "freeze"]
 
+_LABELS = "class labels (and other indices) must be int64: pass y.long()"
 # What a model's own code may change while it is captured, and what is then put back as it was.
 _PUT_BACK = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+
+
+class ExampleRefused(UserError):
+    """Model and loss cannot be run on the example. `where`: what failed, in words."""
+
+    def __init__(self, where: str, *, received: str, next_step: str) -> None:
+        self.where = where
+        super().__init__(
+            f"{where} cannot be run on the example",
+            expected="an example batch that model and loss accept, in the order in which the loss takes it",
+            received=received,
+            next_step=next_step,
+        )
 
 
 @dataclass(frozen=True)
@@ -248,6 +262,7 @@ class _Capture:
         if missed and unused == "error":
             raise _unreached(missed)
         self._refuse_random_backward()
+        self._refuse_labels()
         self._name_persistent(trained)
         number = self.recorder.number
         kept = [number(value), *(number(g) for _, g in reached)]
@@ -333,6 +348,14 @@ class _Capture:
                     "torch.utils.checkpoint over dropout does so, and the masks would not be those of the forward pass",
                     next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation",
                 )
+
+    def _refuse_labels(self) -> None:
+        """Tracing lets int32 labels pass, which the kernels then refuse in the middle of a step."""
+        for call in self.recorder.recording.calls:
+            if call.func in (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default):
+                dtype = self.recorder.recording.fakes[call.args[1].tensor].dtype
+                if dtype == torch.int32:
+                    raise ExampleRefused("the loss", received=f"class labels of type {dtype}", next_step=_LABELS)
 
     def _name(self, tensor: torch.Tensor, fallback: str) -> str:
         path = self.walk.tensors.get(id(tensor))
@@ -490,11 +513,11 @@ def _explain(error: Exception, module: str, model: str) -> UserError:
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return UserError(
-        f"{where} cannot be run on the example",
-        expected="an example batch that model and loss accept, in the order in which the loss takes it",
+    labels = "Expected dtype int32/int64 for index" in first
+    return ExampleRefused(
+        where,
         received=f"{type(error).__name__}: {first}",
-        next_step="run loss(model, *example) by itself to see the whole traceback",
+        next_step=_LABELS if labels else "run loss(model, *example) by itself to see the whole traceback",
     )
 
 

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
+_BARE = {_LOCK, "config.json", "record.json", "metrics.jsonl"}  # what a run has written before its first step
 _KINDS: dict[type, str] = {
     str: "text",
     int: "a whole number",
@@ -182,6 +183,18 @@ class RunFolder:
                     next_step="Wait for it, stop it, or name another folder.",
                 )
             yield
+
+
+@contextlib.contextmanager
+def removed_if_interrupted(path: Path) -> Iterator[None]:
+    """Ctrl-C in the block removes the run folder that the block made, unless something has come of the run by then."""
+    there = path.exists()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not there and _is_bare(path):
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def default_path(command: str, *, root: Path | str = "runs", now: datetime | None = None) -> Path:
@@ -447,6 +460,13 @@ def _cpu_name() -> str | None:
 def _free_bytes(place: Path) -> int:
     existing = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
     return shutil.disk_usage(existing).free
+
+
+def _is_bare(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        sizes = {entry.name: entry.stat().st_size for entry in path.iterdir()}
+        return all(name in _BARE or _ours(name) for name in sizes) and not sizes.get("metrics.jsonl")
+    return False
 
 
 def _ours(name: str) -> bool:

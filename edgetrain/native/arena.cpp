@@ -17,6 +17,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -190,6 +191,15 @@ extern "C" {
 // The PyTorch that it was built for: c10's classes may look different in another.
 const char* et_torch_version() { return ET_TORCH_VERSION; }
 
+// A fork while another thread allocates: the copy gets the mutex unlocked and the state whole. The step of a thread
+// that is not there in the copy is over.
+void before_fork() { state().mutex.lock(); }
+void after_fork() { state().mutex.unlock(); }
+void after_fork_in_copy() {
+  if (!is_step_thread) state().writing = false;
+  state().mutex.unlock();
+}
+
 // Put this allocator before PyTorch's own. Once in a process; false if that one cannot be wrapped.
 bool et_install() {
   static ArenaAllocator ours;
@@ -198,6 +208,7 @@ bool et_install() {
   c10::Allocator* original = c10::GetAllocator(c10::DeviceType::CPU);
   if (original == nullptr || original->raw_deleter() == nullptr) return false;
   s.original = original;
+  pthread_atfork(before_fork, after_fork, after_fork_in_copy);
   c10::SetAllocator(c10::DeviceType::CPU, &ours, 255);
   return c10::GetAllocator(c10::DeviceType::CPU) == &ours;
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,16 @@ class Recording:
 
 
 _MOST = 2**62
+_turn = threading.RLock()  # one arena: steps of several threads take turns
+
+
+def _new_turn() -> None:
+    """In a copy of the process nobody else has the turn."""
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_turn)
 
 
 class _Entry(ctypes.Structure):
@@ -78,6 +89,10 @@ def missing() -> str | None:
     library.et_start.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool]
     if not library.et_install():
         return "PyTorch's allocator was replaced by one that cannot be wrapped"
+    # Addresses for all the memory that this machine has; where the system refuses, for less.
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not any(library.et_reserve(part) for part in (size, size // 2, size // 4, size // 8)):
+        return "the system gives this process no addresses for it (ulimit -v)"
     return None
 
 
@@ -97,22 +112,20 @@ def recorded() -> Iterator[Recording]:
 @contextmanager
 def served(program: Program | None) -> Iterator[Recording]:
     """Serve what this thread asks for in the block from the arena, by the program as far as it goes."""
-    yield from _watch(program, from_arena=_reserve())
-
-
-@functools.cache
-def _reserve() -> bool:
-    """Addresses for all the memory that this machine has; where the system refuses, for less. False: for none."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return any(_library().et_reserve(part) for part in (size, size // 2, size // 4, size // 8))
+    yield from _watch(program, from_arena=True)
 
 
 def _watch(program: Program | None, *, from_arena: bool) -> Iterator[Recording]:
+    with _turn:
+        yield from _watch_alone(program, from_arena=from_arena)
+
+
+def _watch_alone(program: Program | None, *, from_arena: bool) -> Iterator[Recording]:
     library = _library()
     entries = None if program is None else ctypes.addressof(program._entries)
     recording = Recording()
     if not library.et_start(entries, 0 if program is None else len(program), from_arena):
-        raise InternalError("two steps run at the same time in one process")
+        raise InternalError("a step began within another")
     try:
         yield recording
     finally:

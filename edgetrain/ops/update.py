@@ -96,11 +96,11 @@ def sgd(
         scratch = True
     if given.momentum != 0:
         buffer = state["momentum_buffer"]
+        if undo is not None:
+            undo.note(buffer)
         if fresh:
             buffer.copy_(g)
         else:
-            if undo is not None:
-                undo.note(buffer)
             buffer.mul_(given.momentum).add_(g, alpha=1 - given.dampening)
         if given.nesterov:
             g = g.add_(buffer, alpha=given.momentum) if scratch else g.add(buffer, alpha=given.momentum)
@@ -113,7 +113,7 @@ def adam(
     p: torch.Tensor, g: torch.Tensor, state: State, given: Settings, fresh: bool, scratch: bool, undo: Undo | None
 ) -> None:
     if undo is not None:
-        for tensor in (p, state["step"], state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq")):
+        for tensor in (p, state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq"), state["step"]):
             if tensor is not None:
                 undo.note(tensor)
     state["step"] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from edgetrain.errors import UserError
 
@@ -13,6 +13,7 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+Objective = Literal["time", "energy"]
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -22,20 +23,34 @@ class Budget:
     memory_bytes: bounds every byte of the step's tensors: parameters, buffers, optimizer state, inputs, activations,
         gradients, copies and the workspace of kernels.
     process_memory_bytes: bounds the resident memory of the process; what it holds already is taken off first.
-    time_s, energy_j: arrive with the costs that know about energy; until then they are refused.
+    time_s, energy_j, objective="energy": arrive with the costs that know about energy; until then they are refused.
+
+    An amount of memory may be given as `parse_bytes` takes it, "300MB" too; what is kept is a number of bytes.
     """
 
     memory_bytes: int | None = None
     process_memory_bytes: int | None = None
     time_s: float | None = None
     energy_j: float | None = None
-    objective: Literal["time", "energy"] = "time"
+    objective: Objective = "time"
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "process_memory_bytes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parse_bytes(getattr(self, name)))  # frozen for everybody else
+        if self.objective != "time":
+            known = self.objective in get_args(Objective)
+            raise UserError(
+                f"the objective {self.objective!r} is not there yet" if known else "this is no objective of a plan",
+                expected='objective="time", the least time within the budget', received=repr(self.objective),
+                next_step="leave objective out",
+            )  # fmt: skip
 
 
-def parse_bytes(amount: int | str) -> int:
-    """An int is a number of bytes; a string is a number and a unit."""
-    if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
-        return amount
+def parse_bytes(amount: int | float | str) -> int:
+    """A whole number is a number of bytes, 9e6 too; a string is a number and a unit."""
+    if isinstance(amount, int | float) and not isinstance(amount, bool) and amount > 0 and amount == amount // 1:
+        return int(amount)
     match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
     if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
         raise UserError(

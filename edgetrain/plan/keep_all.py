@@ -70,9 +70,6 @@ def plan_of(
     """The plan that runs the ops in this order."""
     actions = schedule(graph, order)
     moments = timeline(graph, actions, copies=updates == "guarded", workspace=workspace)
-    # On a GPU plain PyTorch's Adam takes many tensors at once and rounds otherwise than ours.
-    adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
-    on_gpu = any(s.device != "cpu" for s in graph.storages)
     return Plan(
         planner=planner,
         graph_key=graph.key,
@@ -80,10 +77,17 @@ def plan_of(
         peak_bytes=max((m.during_bytes for m in moments), default=0),
         persistent_bytes=persistent_bytes(graph),
         undo_bytes=moments[-1].undo_bytes if moments else 0,
-        exact="rounding" if adam and on_gpu and exact == "bitwise" else exact,
+        exact=exactness(graph, exact),
         updates=updates,
         workspace_bytes=workspace,
     )
+
+
+def exactness(graph: Graph, exact: Exact) -> Exact:
+    """On a GPU plain PyTorch's Adam takes many tensors at once and rounds otherwise than ours."""
+    adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
+    on_gpu = any(s.device != "cpu" for s in graph.storages)
+    return "rounding" if adam and on_gpu and exact == "bitwise" else exact
 
 
 def early_order(graph: Graph) -> list[int]:

@@ -30,6 +30,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate
 
+VERSION = 1  # of what planners make: plans of another are not looked for
 MOST = 500
 MOST_PROBLEMS = 16  # without a cache
 _NAME = re.compile(r"(\d+)-(\d+)\.json")
@@ -41,7 +42,7 @@ _without_cache: dict[str, dict[Key, Plan]] = {}
 class KnownPlans:
     def __init__(self, task: Problem, way: str, *, use_cache: bool = True) -> None:
         """way: how the plans are made; only those of one way are compared."""
-        parts = json.dumps([task.graph.key, to_json(task.costs), task.updates, way], sort_keys=True)
+        parts = json.dumps([VERSION, task.graph.key, to_json(task.costs), task.updates, way], sort_keys=True)
         self._task = task
         self._digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
         graphs = cache.folder() if use_cache else None

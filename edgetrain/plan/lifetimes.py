@@ -133,11 +133,7 @@ def undo_bytes(graph: Graph, op: int, *, copies: bool) -> int:
     """What must be copied before the op runs for the first time, so that a step that fails can be taken back."""
     if graph.ops[op].phase == "update" and not copies:
         return 0
-    return sum(
-        graph.storages[s].n_bytes
-        for s in graph.ops[op].writes
-        if graph.storages[s].role in ("parameter", "buffer", "state")
-    )
+    return sum(graph.storages[s].n_bytes for s in graph.ops[op].writes if graph.storages[s].role in PERSISTENT)
 
 
 def persistent_bytes(graph: Graph) -> int:

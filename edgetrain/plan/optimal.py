@@ -55,7 +55,7 @@ Values = npt.NDArray[np.float64]
 @dataclass(frozen=True)
 class Found:
     """order: None if none was found in the time. extra_bound_s: no schedule of the class takes less extra time.
-    infeasible: the class holds no schedule within the budget (proven)."""
+    infeasible: the class holds no schedule within the budget (proven); an order is then the one it started from."""
 
     order: tuple[int, ...] | None
     extra_s: float
@@ -509,15 +509,17 @@ def optimal(
     or when the time is up."""
     end = time.monotonic() + time_limit_s
     while True:
-        found = _at_depth(problem, budget_bytes, start, end, gap, depth)
-        if found.order is not None or not found.infeasible or depth >= min(DEEPEST, len(problem.order)):
+        found = _at_depth(problem, budget_bytes, start, end, gap, depth, REACH if depth == DEPTH else depth)
+        if not found.infeasible or depth >= min(DEEPEST, len(problem.order)) or time.monotonic() > end:
             return found
         depth *= 2
 
 
-def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int) -> Found:
+def _at_depth(
+    problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int, reach: int
+) -> Found:
     best = start if start is not None and problem.peak_bytes(start) <= budget else None
-    form = Formulation(problem, depth=depth)
+    form = Formulation(problem, depth=depth, reach=reach)
     solver = _Solver(form, budget)
     whole = problem.keep_all_time_s
     extra = math.inf if best is None else problem.costs.time_s(best) - whole
@@ -546,7 +548,7 @@ def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: f
         solver.forbid(cuts)
     # A start from outside the class may be better than all of it.
     bound = min(bound, extra)
-    return Found(None if best is None else tuple(best), extra, bound, CLASS.format(depth), infeasible and best is None)
+    return Found(None if best is None else tuple(best), extra, bound, CLASS.format(depth), infeasible)
 
 
 def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = 2 * DEPTH) -> tuple[int, ...]:

@@ -101,9 +101,9 @@ class Plan:
         ops = self.order
         again = f", {len(ops) - len(set(ops))} of them again" if len(ops) > len(set(ops)) else ""
         time = ""
-        if self.time_s is not None and self.keep_all_time_s:
+        if self.time_s is not None and self.keep_all_time_s and self.recomputed:
             time = f", {100 * (self.time_s / self.keep_all_time_s - 1):.1f} % more time than keeping all"
-            time += f" (at best {100 * self.gap:.1f} % less)" if self.gap is not None else ""
+            time += f" (within {100 * self.gap:.1f} % of the best)" if self.gap is not None else ""
         return (
             f"{self.planner}: {len(ops)} ops{again}, peak {self.peak_bytes / mb:.1f} MB of tensors "
             f"({self.persistent_bytes / mb:.1f} MB of it parameters, state, buffers and inputs){time}, "

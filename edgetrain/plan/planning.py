@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from edgetrain import child
 from edgetrain.costs.table import Costs
@@ -18,7 +19,7 @@ from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
-from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
 from edgetrain.plan.optimal import Found, optimal, smallest
@@ -44,12 +45,14 @@ def plan(
     updates: Updates | None = None,
     exact: Exact = "bitwise",
     use_cache: bool = True,
+    solver_bytes: int | None = None,
 ) -> Plan:
     """The plan of least time that keeps the budget.
 
     planner: "auto" keeps all where that fits and is "optimal" otherwise, which starts from "fast".
     time_limit_s: for the search of "optimal"; it stops sooner when it has proven to be near the best.
     updates: where the updates stand (see `Plan`); by default early where nothing can fail after the first.
+    solver_bytes: what the search may take above what this process holds; without more, "fast" serves.
 
     A smaller budget never gives a larger peak than a larger one did: plans are known from one call to the next, and
     with the cache from one run to the next (`known_plans.py`).
@@ -60,7 +63,8 @@ def plan(
             raise UserError(f"a budget of {name} is not kept yet", next_step="give memory_bytes alone")
     task = problem(graph, costs, updates or keep_all(graph).updates)
     memory_bytes = _memory_bytes(task, budget)
-    made = replace(_Planning(task, planner, time_limit_s, use_cache).within(memory_bytes), exact=exact)
+    made = _Planning(task, planner, time_limit_s, use_cache, solver_bytes).within(memory_bytes)
+    made = replace(made, exact=exactness(graph, exact))
     validate(graph, made)
     return made
 
@@ -83,6 +87,7 @@ class _Planning:
     planner: str
     time_limit_s: float
     use_cache: bool
+    solver_bytes: int | None
 
     def within(self, budget: int | None) -> Plan:
         keep_all = self.task.keep_all
@@ -102,7 +107,8 @@ class _Planning:
             more = known.holding_more(budget, made.peak_bytes)
             if more is not None:
                 made = replace(more, bound=made.bound)
-            known.keep(budget, made)
+            if self.planner in SIMPLE or made.planner != "fast":  # not what served because the search was cut off
+                known.keep(budget, made)
         return made
 
     def _known(self, way: str) -> KnownPlans:
@@ -124,7 +130,7 @@ class _Planning:
         try:
             # In a process of its own: the solver's 50 MB and more go with it.
             found = Found(
-                **child.forked(lambda: asdict(optimal(task, budget, start=start, time_limit_s=self.time_limit_s)))
+                **self._apart(lambda: asdict(optimal(task, budget, start=start, time_limit_s=self.time_limit_s)))
             )
         except child.Ended:
             if start is not None:
@@ -138,6 +144,9 @@ class _Planning:
         bound = Bound(task.keep_all_time_s + found.extra_bound_s, found.schedules)
         return task.plan(order, planner="optimal", bound=bound)
 
+    def _apart(self, work: Callable[[], Any]) -> Any:
+        return child.forked(work, most_bytes=self.solver_bytes)
+
     def _least(self) -> tuple[tuple[int, ...], int]:
         """An order with a peak as small as was found, now or before, and that peak."""
         task, known = self.task, self._known(SMALLEST)
@@ -145,7 +154,7 @@ class _Planning:
         if least is None:
             greedy, _ = _smallest_by(task, fast)
             try:
-                searched = tuple(child.forked(lambda: smallest(task, time_limit_s=self.time_limit_s)))
+                searched = tuple(self._apart(lambda: smallest(task, time_limit_s=self.time_limit_s)))
             except child.Ended:
                 searched = greedy
             least = task.plan(min(greedy, searched, key=task.peak_bytes), planner="optimal")
@@ -189,8 +198,8 @@ def _infeasible(task: Problem, budget: int, order: Sequence[int], smallest_bytes
     lasting = sum(n for n, lasts in zip(task.size, task.lasting, strict=True) if lasts)
     where = f" of {op.module}" if op.module else ""
     return Infeasible(
-        f"no plan was found that keeps {show_bytes(budget)}: the smallest that works is {show_bytes(smallest_bytes)} "
-        f"({smallest_bytes} bytes), and none below {show_bytes(bound)} can\n"
+        f"no plan was found that keeps {show_bytes(budget)}: the smallest that is known to work is "
+        f"{show_bytes(smallest_bytes)} ({smallest_bytes} bytes), and none below {show_bytes(bound)} can\n"
         f"  tightest at: {op.name}{where}\n"
         f"  alive there: {show_bytes(lasting)} of parameters, state, buffers and inputs; {', '.join(names[:4])}"
         f"{f' and {len(names) - 4} more' if len(names) > 4 else ''}\n"

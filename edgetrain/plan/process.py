@@ -28,6 +28,8 @@ LAYOUT_WASTE = 0.02
 MALLOC_WASTE = 0.75
 # What grows beside the arena in the first steps: code of kernels that is read in, oneDNN's scratch, Python's heap.
 RESERVE_BYTES = 60_000_000
+# What an attempt that fails leaves behind in the process, and the next one finds taken.
+LEFT_BEHIND_BYTES = 10_000_000
 
 
 def left_for_tensors(graph: Graph, process_memory_bytes: int, *, state_is_there: bool = False) -> int:
@@ -51,12 +53,17 @@ def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infe
     """The same answer in terms of the process, of whose bound `left` remained for tensors."""
     waste = LAYOUT_WASTE if arena.available() else MALLOC_WASTE
     smallest, bound = (
-        process_memory_bytes + math.ceil((n_bytes - left) * (1 + waste))
-        for n_bytes in (answer.smallest_bytes, answer.bound_bytes)
+        process_memory_bytes + math.ceil((n_bytes - left) * (1 + waste)) + behind
+        for n_bytes, behind in ((answer.smallest_bytes, LEFT_BEHIND_BYTES), (answer.bound_bytes, 0))
     )
+    where = [line for line in str(answer).splitlines() if line.startswith(("  tightest", "  alive"))]
     return Infeasible(
-        f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(left)} for the tensors of a step; it "
-        f"would have to be {show_bytes(smallest)} ({smallest} bytes)\n{answer}",
+        "\n".join((
+            f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(left)} for the tensors of a step, "
+            f"and the smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
+            *where,
+            f"  next step: ask for process_memory={smallest} ({show_bytes(smallest)}) or more, or take a smaller batch",
+        )),
         smallest_bytes=smallest, bound_bytes=bound, op=answer.op, alive=answer.alive,
     )  # fmt: skip
 

@@ -40,6 +40,7 @@ class _Play:
         self.version: dict[int, int] = {}
         self.expected = _versions(graph)
         self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
+        self.updating = False
         self.undo = 0
         self.peak = 0
         for number, storage in enumerate(graph.storages):
@@ -96,6 +97,9 @@ class _Play:
 
     def _first_time(self, number: int) -> None:
         op = self.graph.ops[number]
+        self.updating |= op.phase == "update"
+        apart = self.plan.updates != "together" or op.phase == "update" or not self.updating
+        self._require(apart, f"{op.name} runs after an update, and the updates are to run together")
         for earlier in range(self.first_pending, number):
             if earlier not in self.done:
                 self._may_overtake(number, earlier)
@@ -103,7 +107,7 @@ class _Play:
         while self.first_pending in self.done:
             self.first_pending += 1
         for storage in op.writes:
-            lasts = self.graph.storages[storage].role in ("parameter", "buffer", "state")
+            lasts = self.graph.storages[storage].role in PERSISTENT
             if lasts and (op.phase != "update" or self.plan.updates == "guarded"):
                 self.undo += self.graph.storages[storage].n_bytes
 

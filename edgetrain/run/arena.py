@@ -38,14 +38,17 @@ class StepArena:
 
 
 @contextmanager
-def from_arena() -> Iterator[None]:
-    """Other work between steps, served from the arena too. Where no step uses one, as usual."""
-    height = arena.resident_bytes()
-    if not height:
-        yield
+def from_arena(least_bytes: int = 0) -> Iterator[arena.Recording]:
+    """Other work between steps, served from the arena too. Where no step uses one, as usual.
+
+    least_bytes: the height that the arena may have afterwards, whatever steps have used so far.
+    """
+    height = max(arena.resident_bytes(), least_bytes)
+    if not height or not arena.available():
+        yield arena.Recording()
         return
-    with arena.served(None):
-        yield
+    with arena.served(None) as recording:
+        yield recording
     arena.trim(height)
 
 
@@ -78,9 +81,9 @@ def foretell(graph: Graph, plan: Plan, costs: Costs, held: Sequence[int], *, reh
         op = graph.ops[action.op]
         if rehearse and op.phase == "update":
             continue
-        if action.op not in done and op.phase != "update":
-            copied = [t for s in op.writes for t in held if graph.tensors[t].storage == s]
-            copied = [t for t in copied if graph.role(t) in ("parameter", "buffer")]
+        if action.op not in done and (op.phase != "update" or plan.updates == "guarded"):
+            lasting = dict.fromkeys((*held, *graph.inputs, *(t for t in op.reads if graph.role(t) == "state")))
+            copied = [t for s in op.writes for t in lasting if graph.tensors[t].storage == s]
             events += [graph.tensors[t].n_bytes for t in copied]
             requests += len(copied)
         run = costs.ops[action.op].run(way_of(action, done))

@@ -102,6 +102,7 @@ class _Writer:
         self.held = tuple(
             t for t, source in graph.sources.items() if source.sort not in ("input", "state") and t in self.readers
         )
+        self.noted = (*self.graph.inputs, *self.held)
         self.gradient_of = {g: p for p, g in graph.gradients.items()}
 
     def lines(self, outputs: Sequence[int] | None) -> Iterator[str]:
@@ -148,9 +149,8 @@ class _Writer:
             yield f"    g{action.op} = generator({self._constant(self._device(op))})"
         self.done.add(action.op)
         for storage in op.writes:
-            if self.graph.storages[storage].role in ("parameter", "buffer"):
-                # All of it: the op may change any part of it, through a view.
-                yield from (f"    undo.note(t{t})" for t in self.held if self.graph.tensors[t].storage == storage)
+            # All of it: the op may change any part of it, through a view.
+            yield from (f"    undo.note(t{t})" for t in self.noted if self.graph.tensors[t].storage == storage)
         extra = f", generator=g{action.op}.clone_state()" if again and op.random else ""
         yield f"    {self._assign(op)}{self._call(action, op, extra)}{note}"
         if None in op.outputs and op.creates:
@@ -165,10 +165,19 @@ class _Writer:
     def _checks(self, op: Op) -> Iterator[str]:
         for t in op.creates:
             if t == self.graph.loss:
-                yield f"    check(t{t}, 'the loss')"
+                yield f"    check(t{t}, 'the loss', {self._room(t)})"
             elif t in self.gradient_of:
                 name = self.graph.tensors[self.gradient_of[t]].name
-                yield f"    check(t{t}, {self._constant('the gradient of ' + name)})"
+                yield f"    check(t{t}, {self._constant('the gradient of ' + name)}, {self._room(t)})"
+
+    def _room(self, t: int) -> str:
+        """A tensor for one number of the type, which is there before the step."""
+        tensor = self.graph.tensors[t]
+        dtype: torch.dtype = getattr(torch, tensor.dtype)
+        name = f"room_{tensor.dtype}"
+        if name not in self.table:
+            self.table[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
+        return name
 
     def _assign(self, op: Op) -> str:
         if not op.creates:
@@ -259,8 +268,9 @@ def _readers(graph: Graph) -> set[int]:
     return {t for op in graph.ops for t in op.reads} | set(graph.outputs) | set(graph.gradients.values())
 
 
-def _check(tensor: torch.Tensor, what: str) -> None:
-    if not bool(torch.isfinite(tensor).all()):
+def _check(tensor: torch.Tensor, what: str, room: torch.Tensor) -> None:
+    # The largest magnitude tells, and takes no memory.
+    if tensor.numel() and not math.isfinite(float(torch.linalg.vector_norm(tensor, math.inf, out=room))):
         raise NotFinite(what)
 
 

@@ -23,12 +23,12 @@ from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
-from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Plan
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.compile import NotFinite, Program, build
 from edgetrain.run.memory import MemoryTrace, trace
-from edgetrain.run.undo import HeldInterrupt, Undo
+from edgetrain.run.undo import HeldSignals, Undo
 
 
 def compile_step(
@@ -106,17 +106,17 @@ class CompiledStep:
         self._checked = True
 
     def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
-        """For the rehearsal and for the step itself."""
-        if self.plan.updates != "early":
-            return None
-        if self._check_finite:
+        """For the rehearsal and for the step itself; None where there is no arena."""
+        why = arena.missing()
+        if self.plan.updates == "early" and self._check_finite:
             raise UserError(
                 "a step that checks its gradients cannot update early: what is updated could not be taken back",
                 next_step='plan with updates="guarded" or "together"',
             )
-        why = arena.missing()
-        if why is not None:
+        if self.plan.updates == "early" and why is not None:
             raise UserError(f"this plan updates early, which needs the arena; {why}", next_step='updates="guarded"')
+        if why is not None or any(storage.device != "cpu" for storage in self.graph.storages):
+            return None
         if costs is None:
             return StepArena(), StepArena()
         held = self._program.held
@@ -167,9 +167,12 @@ class CompiledStep:
 
     @cached_property
     def _gradient_program(self) -> Program:
-        graph = dataclasses.replace(self.graph, ops=tuple(op for op in self.graph.ops if op.phase != "update"))
-        outputs = tuple(graph.gradients.values())
-        return build(graph, keep_all(graph), check_finite=self._check_finite, outputs=outputs)
+        """What the plan does before the updates. It ends with all gradients there, which a step never has."""
+        first = next((n for n, op in enumerate(self.graph.ops) if op.phase == "update"), len(self.graph.ops))
+        graph = dataclasses.replace(self.graph, ops=self.graph.ops[:first])
+        order = [number for number in self.plan.order if number < first]
+        plan = plan_of(graph, order, planner=self.plan.planner, updates="together", exact=self.plan.exact, workspace={})
+        return build(graph, plan, check_finite=self._check_finite, outputs=tuple(graph.gradients.values()))
 
     def _execute(
         self, program: Program, batch: tuple[Any, ...], *, keep: bool = True, look: Callable[..., None] | None = None
@@ -177,12 +180,12 @@ class CompiledStep:
         inputs = [_laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = dict(zip(self._program.held, (bind() for bind in self._binders), strict=True))
         given = [update.settings(self._kind, group) for group in self._optimizer.param_groups]
-        undo, interrupt = Undo(random=program.random), HeldInterrupt()
+        undo, interrupt = Undo(random=program.random), HeldSignals()
         before: list[tuple[torch.Tensor, update.State | None]] = []
         done = False
         try:
             states, fresh = self._states(program, given, before)
-            late = self.plan.updates == "together" and program.allocates_late
+            late = self.plan.updates == "together" and program.allocates_late and self._arenas is None
             if program.updates and self.plan.updates != "guarded" and (late or not keep):
                 self._note_updated(program, undo)  # such a plan makes no copies of its own for them
             with torch.no_grad(), call.without_autocast(), self._served(program):

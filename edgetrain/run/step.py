@@ -12,9 +12,10 @@ again; the last, smaller batch of an epoch is such a case.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from torch import nn
 from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
-from edgetrain.errors import Infeasible, InternalError
+from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph import optimizers
 from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with_externals, check_example
 from edgetrain.graph.fingerprint import settings
@@ -40,6 +41,7 @@ from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 
 T = TypeVar("T")
+StepFormat = Literal["auto", "preserve", "channels_last"]
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
 
@@ -47,7 +49,7 @@ MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unus
 @dataclass(frozen=True)
 class Options:
     unused: Unused = "error"
-    memory_format: Literal["auto", "preserve", "channels_last"] = "auto"
+    memory_format: StepFormat = "auto"
     check_finite: bool = False
     clip_norm: float | None = None
     keep_memory: bool = True
@@ -56,6 +58,17 @@ class Options:
     process_memory_bytes: int | None = None
     planner: str = "auto"
     plan_time_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_planner(self.planner)
+        _one_of("unused", self.unused, Unused)
+        _one_of("memory_format", self.memory_format, StepFormat)
+        if self.clip_norm is not None:
+            _above_0("clip_norm", self.clip_norm)
+        _above_0("plan_time_s", self.plan_time_s)
+        needs = self.memory_bytes is None and self.process_memory_bytes is None
+        if needs and self.planner not in ("auto", "keep-all"):
+            raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
 
     @property
     def keeps_all(self) -> bool:
@@ -74,11 +87,11 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     example: Sequence[Any],
     *,
-    memory: int | str | None = None,
-    process_memory: int | str | None = None,
+    memory: int | float | str | None = None,
+    process_memory: int | float | str | None = None,
     planner: str = "auto",
     unused: Unused = "error",
-    memory_format: Literal["auto", "preserve", "channels_last"] = "auto",
+    memory_format: StepFormat = "auto",
     check_finite: bool = False,
     clip_norm: float | None = None,
     keep_memory: bool = True,
@@ -91,16 +104,14 @@ def prepare(
     gradients, and the workspace of kernels. A number of bytes, or "300MB".
     process_memory: bounds the resident memory of the process, from now on.
     planner: "auto", "keep-all", "optimal", "fast", "chen" or "dtr"; plan_time_s is for the search of "optimal".
-    memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU, no
-    batch norm); the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is
-    bitwise.
+    memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
+    the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
     clip_norm: scale the gradients down so that their norm, all of them together, is at most this.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     """
-    check_planner(planner)
     options = Options(
         unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
         None if memory is None else parse_bytes(memory),
@@ -122,6 +133,17 @@ def _leave_in_cache(capture: Callable[[], Captured]) -> None:
 
     with contextlib.suppress(InternalError):
         child.forked(work)
+
+
+def _one_of(name: str, given: object, allowed: Any) -> None:
+    if given not in get_args(allowed):
+        expected = " or ".join(repr(value) for value in get_args(allowed))
+        raise UserError(f"{name} cannot be that", expected=expected, received=repr(given))
+
+
+def _above_0(name: str, given: object) -> None:
+    if not (isinstance(given, int | float) and 0 < given < math.inf):
+        raise UserError(f"{name} cannot be that", expected="a number above 0", received=repr(given))
 
 
 class Step:
@@ -153,10 +175,18 @@ class Step:
         """Run one step under observation and take it back: the bytes held at each op, what is alive at the peak."""
         return self._try(batch, lambda step: step.trace_memory(*batch))
 
+    def __repr__(self) -> str:
+        return f"<edgetrain step of {type(self._model).__name__}: {self.plan}>"
+
     @property
     def plan(self) -> Plan:
-        """The plan last used."""
+        """The plan of the batch last trained; a last batch that is smaller has its own."""
         return self._used.plan
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What other work between steps may take: as much as a step does above what lasts. None without a budget."""
+        return None if self._options.keeps_all else self.plan.peak_bytes - self.plan.persistent_bytes
 
     @property
     def graph(self) -> Graph:
@@ -254,17 +284,18 @@ class Step:
         plain = keep_all(graph, early=not options.check_finite, exact=exact)
         if options.keeps_all:
             return plain, None
-        costs = measure_costs(graph, use_cache=options.use_cache)
-        memory_bytes = options.memory_bytes
+        memory_bytes, most_bytes = options.memory_bytes, None
         if options.process_memory_bytes is not None:
             there = bool(self._optimizer.state)
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there)
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
+            most_bytes = left - plain.persistent_bytes
+        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes)
         try:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
                 planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
-                use_cache=options.use_cache,
+                use_cache=options.use_cache, solver_bytes=most_bytes,
             )  # fmt: skip
         except Infeasible as answer:
             if options.process_memory_bytes is None or memory_bytes == options.memory_bytes:

@@ -185,7 +185,8 @@ class Trainer:
         resume: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> TrainResult:
-        """Train to the end, or to Ctrl-C; with `resume` from the newest whole checkpoint in the folder.
+        """Train to the end, or to Ctrl-C; with `resume` from the newest whole checkpoint in the folder. A run that is
+        finished already is left as it is.
 
         make_step:  called once, after model and optimizer are restored; gives step(*batch) → loss (0-d).
         evaluate:   (model, *batch) → (sum of losses, number correct, number of predictions).
@@ -201,6 +202,9 @@ class Trainer:
             found, messages = _find(self.folder, resume)
             loop = _Loop(self, model, optimizer, train, tested, metadata or {}, messages)
             loop.start(found)
+            if loop.finished and self._recorded_as_finished():
+                messages.append(f"The run in {self.folder.path} is finished: nothing is left to train.")
+                return loop.result()
             record = self._begin()
             loop.open_metrics(resumed=found is not None)
             try:
@@ -215,6 +219,9 @@ class Trainer:
                 raise
             self.folder.save(replace(record, status=result.status, summary=loop.summary(record)))
             return result
+
+    def _recorded_as_finished(self) -> bool:
+        return self.folder.record_file.exists() and self.folder.load().status == "finished"
 
     def _begin(self) -> Record:
         if self.folder.record_file.exists():
@@ -250,6 +257,7 @@ class _Loop:
     saved: Path | None = None
     trained_samples: int = 0
     trained_s: float = 0.0
+    room_bytes: int | None = None  # what evaluation may take
 
     @property
     def config(self) -> TrainConfig:
@@ -314,7 +322,7 @@ class _Loop:
 
     def run(self, step: Step, stop: _Stop) -> TrainResult:
         """Train until the data is through or a stop is asked for; the last thing written is a checkpoint."""
-        self.stop = stop
+        self.stop, self.room_bytes = stop, getattr(step, "room_bytes", None)
         self._evaluate_if_due()  # Ctrl-C may have put one off
         while self.samples < self.total and not stop.requested:
             self._train_one(step)
@@ -322,9 +330,16 @@ class _Loop:
             every = self.config.checkpoint_every_steps
             if every and self.step % every == 0:
                 self._save()
-        finished = self.samples >= self.total and not self._evaluation_due()
+        return self.result()
+
+    @property
+    def finished(self) -> bool:
+        return self.samples >= self.total and not self._evaluation_due()
+
+    def result(self) -> TrainResult:
+        """How things stand, with a checkpoint of it."""
         return TrainResult(
-            status="finished" if finished else "stopped",
+            status="finished" if self.finished else "stopped",
             step=self.step,
             epoch=self.epoch,
             samples=self.samples,
@@ -369,11 +384,14 @@ class _Loop:
     def _evaluate(self, test: Split, evaluate: Evaluate) -> Evaluation | None:
         """Loss and accuracy over the test data; None when a stop was asked for meanwhile."""
         loss_sum, correct, count = 0.0, 0.0, 0
-        for start in range(0, len(test), self.config.batch):
+        at_once = self._evaluated_at_once(test, evaluate)
+        for start in range(0, len(test), at_once):
             if self.stop.requested:
                 return None
-            numbers = torch.arange(start, min(start + self.config.batch, len(test)))
-            with from_arena():  # which lies idle between steps; so evaluation takes no memory of its own
+            numbers = torch.arange(start, min(start + at_once, len(test)))
+            with from_arena(
+                self.room_bytes or 0
+            ):  # which lies idle between steps; so evaluation takes no memory of its own
                 results = evaluate(self.model, *test.batch(numbers))
                 loss_sum, correct = loss_sum + float(results[0]), correct + float(results[1])
                 count += int(results[2])
@@ -381,6 +399,15 @@ class _Loop:
             self._report("evaluate", start + len(numbers), len(test), accuracy=correct / max(count, 1))
         loss, accuracy = loss_sum / max(count, 1), correct / max(count, 1)
         return Evaluation(self.step, self.epoch, loss if math.isfinite(loss) else None, accuracy, count)
+
+    def _evaluated_at_once(self, test: Split, evaluate: Evaluate) -> int:
+        """A batch; where training has a budget, no more samples than fit into what a step takes."""
+        if self.room_bytes is None:
+            return self.config.batch
+        with from_arena(self.room_bytes) as taken:
+            evaluate(self.model, *test.batch(torch.arange(1)))
+        fit = self.room_bytes // taken.most_bytes if taken.most_bytes else self.config.batch
+        return max(1, min(self.config.batch, fit))
 
     def _save(self) -> Path:
         if not all(_is_finite(parameter) for parameter in self.model.parameters()):
@@ -435,6 +462,7 @@ class _Loop:
         """What goes into the record; what was there stays where this process, resumed, learned nothing new."""
         evaluation = self.evaluation
         rate = self.trained_samples / self.trained_s if self.trained_s else None
+        peak = _process_bytes("VmHWM") if self.trained_s else None  # of a process that trained
         values = {
             "steps": Value(self.step, "steps", "measured"),
             "samples": Value(self.samples, "samples", "measured"),
@@ -442,7 +470,7 @@ class _Loop:
             "test_loss": _value(evaluation.loss if evaluation else None, "", "measured"),
             "test_accuracy": _value(evaluation.accuracy if evaluation else None, "", "measured"),
             "samples_per_s": _value(rate, "samples/s", "derived"),
-            "peak_resident_bytes": _value(_process_bytes("VmHWM"), "bytes", "measured"),
+            "peak_resident_bytes": _value(peak, "bytes", "measured"),
         }
         known = {name: value for name, value in values.items() if value.origin != "unavailable"}
         return {**values, **record.summary, **known}
@@ -503,12 +531,9 @@ def _seed(seed: int) -> None:
 
 def _find(folder: RunFolder, resume: bool) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to begin from, or None for a fresh start, and messages. Never a fresh start over old work."""
+    if not resume:
+        refuse_old_work(folder)
     found, messages = checkpoints.latest(folder.checkpoints)
-    if not resume and (found or messages):
-        raise UserError(
-            f"{folder.path} already holds checkpoints of a run.",
-            next_step="Resume that run, or start a new one in another folder.",
-        )
     if resume and found is None and messages:
         raise UserError(
             f"No checkpoint in {folder.path} is whole.",
@@ -518,6 +543,16 @@ def _find(folder: RunFolder, resume: bool) -> tuple[Checkpoint | None, list[str]
     if resume and found is None:
         messages.append(f"No checkpoint in {folder.path} yet: training starts from the beginning.")
     return found, messages
+
+
+def refuse_old_work(folder: RunFolder) -> None:
+    """A UserError where a run has left checkpoints, whole or not."""
+    found, messages = checkpoints.latest(folder.checkpoints)
+    if found or messages:
+        raise UserError(
+            f"{folder.path} already holds checkpoints of a run.",
+            next_step="Resume that run (--resume, or resume=True), or start a new one in another folder.",
+        )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 A step changes running statistics in the forward pass and parameters during the backward pass, long before it is over.
 Before each change the old value is noted here; if anything raises, `take_back` puts all of it back, bit for bit.
 Where a plan makes its updates together at the end, nothing is copied for them: they cannot fail for lack of memory,
-and Ctrl-C is held back until they are through.
+and signals are held back until they are through.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 class Undo:
@@ -42,33 +44,37 @@ class Undo:
         self._copies.clear()
 
 
-class HeldInterrupt:
-    """Holds Ctrl-C back from `hold()` on; `release()` lets one through that came meanwhile.
+class HeldSignals:
+    """Holds the signals that Python code handles back from `hold()` on, Ctrl-C among them: a handler may raise.
+    `release()` lets those through that came meanwhile.
 
-    Python delivers signals to the main thread only, so elsewhere there is nothing to hold.
+    Python runs handlers in the main thread only, so elsewhere there is nothing to hold.
     """
 
     def __init__(self) -> None:
-        self._before: Callable[[int, FrameType | None], Any] | int | None = None
-        self._came = False
-        self._holding = False
-
-    @property
-    def holding(self) -> bool:
-        return self._holding
+        self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._came: list[int] = []
+        self.holding = False
 
     def hold(self) -> None:
-        if not self._holding and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
-            self._holding = True
+        if self.holding:
+            return
+        self.holding = True
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._before[number] = handler
+                    signal.signal(number, self._note)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._came = True
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._came.append(number)
 
     def release(self) -> None:
-        if not self._holding:
+        if not self.holding:
             return
-        self._holding = False
-        signal.signal(signal.SIGINT, self._before if self._before is not None else signal.default_int_handler)
-        if self._came:
-            signal.raise_signal(signal.SIGINT)
+        self.holding = False
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for number in self._came:
+            signal.raise_signal(number)

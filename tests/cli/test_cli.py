@@ -15,13 +15,18 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from edgetrain.cli import main
+from edgetrain.measure.record import RunFolder, new_record
 
 COMMANDS = ("train", "plan", "graph", "models", "report", "demo")
 OWN_MODEL = """
 import torch
 from torch import nn
+
+def coloured(classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, classes))
 
 def small(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
@@ -88,6 +93,11 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
         (("train", "lenet", "--memory", "much"), "not an amount of memory"),
         (("train", "lenet", "--on", "cuda"), "CUDA" if not torch.cuda.is_available() else ""),
         (("train", "lenet", "--resume"), "--out"),
+        (("train", "lenet", "--resume", "--out", "typo"), "there is no run to resume in typo"),
+        (("train", "own.py:coloured", "--batch", "16"), "data set digits"),
+        (("train", "own.py:coloured", "--batch", "16"), "inputs of 16×1×8×8 float32 and labels of 16 int64"),
+        (("graph", "own.py:small", "--input-size", "5"), "inputs of 1×3×5×5 float32"),
+        (("graph", "own.py:small", "--inference"), "inputs of 1×3×224×224 float32"),
         (("train", "missing.py:build"), "missing.py"),
         (("train", "char_lstm", "--data", "digits"), "characters"),
         (("graph", "own.py"), "own.py:build"),
@@ -103,13 +113,27 @@ def test_a_mistake_is_explained_without_a_traceback(run: Run, words: tuple[str, 
     assert ended.code == 1
     assert told in " ".join(ended.err.split())
     assert "Traceback" not in ended.err
+    assert "loss(model" not in ended.err
     assert ended.out == ""
+    assert not Path("typo").exists()
 
 
 def test_models_lists_the_zoo_as_json(run: Run) -> None:
     rows = {row["name"]: row for row in run("models", "--json").json["models"]}
     assert rows["mobilenet_v2"]["parameters"] == 3_504_872
     assert {"lenet", "resnet50", "bert_small"} <= set(rows)
+
+
+def test_models_fit_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["edgetrain.cli.models"], "results", Console(highlight=False, width=80))
+    shown = run("models").out
+    assert "…" not in shown
+    assert all(
+        heading in shown for heading in ("model ", "parameters", "multiply-", "input", "61,100,840", "4,089.2 M")
+    )
+    assert len(shown.splitlines()) < 24
+    assert "LeCun et al. 1998" not in shown
+    assert "LeCun et al. 1998" in run("models", "--notes").out
 
 
 def test_graph_prints_saves_and_reads_back(run: Run) -> None:
@@ -148,6 +172,44 @@ def test_resume_refuses_another_model(run: Run) -> None:
     assert "another --model" in ended.err
 
 
+def test_a_folder_with_a_run_is_left_as_it_is(run: Run) -> None:
+    words = ("train", "lenet", "--epochs", "1", "--batch", "500", "--out", "first")
+    run(*words)
+    files = [Path("first") / name for name in ("record.json", "config.json", "metrics.jsonl")]
+    before = [file.read_bytes() for file in files]
+    ended = run("train", "autoencoder", "--epochs", "1", "--out", "first")
+    assert ended.code == 1
+    assert "--resume" in ended.err
+    assert [file.read_bytes() for file in files] == before
+    ended = run(*words, "--resume")
+    assert ended.code == 0
+    assert "is finished: nothing is left to train" in " ".join(ended.err.split())
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_a_run_without_a_checkpoint_starts_again(run: Run) -> None:
+    RunFolder.create("first").save(new_record(["edgetrain"]))
+    ended = run("train", "lenet", "--epochs", "1", "--batch", "500", "--out", "first", "--resume")
+    assert ended.code == 0
+    assert "no checkpoint to resume from in first yet: starting from the beginning" in ended.err
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        assert Path("first/record.json").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["edgetrain.cli.train"], "prepare", interrupted)
+    words = ("train", "lenet", "--batch", "500", "--out", "first")
+    ended = run(*words)
+    assert ended.code == 130
+    assert "stopped by Ctrl-C; there is no checkpoint yet, so nothing to resume" in ended.err
+    assert not Path("first").exists()
+    RunFolder.create("first").save(new_record(["edgetrain"]))
+    assert run(*words).code == 130
+    assert Path("first/record.json").exists()  # it was there before
+
+
 def test_own_model_and_weights(run: Run) -> None:
     Path("own.py").write_text(OWN_MODEL)
     words = ("train", "own.py:small", "--data", "digits", "--epochs", "1", "--batch", "100", "--json")
@@ -170,7 +232,7 @@ def test_ctrl_c_stops_cleanly_and_the_command_it_prints_resumes(tmp_path: Path) 
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
+    assert process.returncode == 130, err
     assert "stopped" in out
     assert "Traceback" not in err
     command = next(line.strip() for line in err.splitlines() if line.strip().startswith("edgetrain train"))

@@ -137,7 +137,7 @@ def test_what_fits_is_kept(run: Run) -> None:
 def test_a_budget_that_is_too_small_is_one_message(run: Run) -> None:
     ended = run("lenet", "--batch", 2, "--memory", "10kB", "--time-limit", 1)
     assert (ended.code, ended.out) == (1, "")
-    assert "no plan was found that keeps 10 kB: the smallest that works is" in ended.told
+    assert "no plan was found that keeps 10 kB: the smallest that is known to work is" in ended.told
     assert "Traceback" not in ended.err
     assert not Path("runs").exists()
     ended = run("lenet", "--batch", 2, "--process-memory", "10MB")
@@ -162,7 +162,7 @@ def test_a_plan_of_another_graph_or_none_at_all_is_refused(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "--memory"),
+        ((), "a budget is missing: give --memory, --process-memory or --sweep"),
         (("--memory", "much"), "--memory"),
         (("--process-memory", "0MB"), "--process-memory"),
         (("--memory", "1MB", "--planner", "magic"), "--planner"),
@@ -180,6 +180,32 @@ def test_wrong_use_ends_with_2(run: Run, words: tuple[str, ...], told: str) -> N
     ended = run("lenet", *words)
     assert (ended.code, ended.out) == (2, "")
     assert told in ended.err
+
+
+def test_an_unknown_model_is_told_before_anything_else(run: Run) -> None:
+    ended = run("mobilenet_v9", "--planner", "magic")
+    assert ended.code == 1
+    assert "Did you mean 'mobilenet_v2'" in ended.told
+
+
+def test_a_batch_that_the_model_refuses_is_told_by_its_shape(run: Run) -> None:
+    ended = run("own.py:deep", "--batch", 2, "--input-size", 5, "--memory", "1MB")
+    assert ended.code == 1
+    assert "inputs of 2×3×5×5 float32" in ended.told
+    assert "loss(model" not in ended.err
+
+
+def test_ctrl_c_leaves_nothing_behind(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        assert Path("first").is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["edgetrain.cli.plan"], "_costs", interrupted)
+    ended = run("lenet", "--memory", "1MB", "--out", "first")
+    assert (ended.code, ended.out) == (130, "")
+    assert "stopped by Ctrl-C" in ended.told
+    assert "give the same command" in ended.told
+    assert not Path("first").exists()
 
 
 def test_help_has_an_example(run: Run) -> None:

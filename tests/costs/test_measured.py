@@ -21,6 +21,7 @@ from edgetrain.errors import UserError
 from edgetrain.graph.fuse import fuse_batch_norm
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
+from edgetrain.ops import call
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.run.arena import foretell
 from edgetrain.run.compiled import CompiledStep
@@ -149,7 +150,7 @@ def test_arguments_are_of_the_type_of_the_graph_whatever_the_default() -> None:
     try:
         for number in range(len(graph.ops)):
             for call in calls.calls(graph, number).values():
-                for t, real in calls.Pool(graph, [call]).tensors(graph, call).items():
+                for t, real in calls.Pool(graph).tensors(call).items():
                     tensor = graph.tensors[t]
                     assert (str(real.dtype), tuple(real.shape)) == (f"torch.{tensor.dtype}", tensor.shape)
     finally:
@@ -317,3 +318,63 @@ def test_the_same_tensor_twice_is_another_call() -> None:
     graph = et.capture(model, squared, sgd(model.parameters()), (torch.randn(4, 6),), use_cache=False)
     products = [n for n, op in enumerate(graph.ops) if op.kind == "aten.mul.Tensor" and op.phase == "forward"]
     assert len({calls.key(graph, calls.calls(graph, n)["first"]) for n in products}) == 2
+
+
+# ---- within a bound
+
+
+@needs_arena
+def test_measuring_takes_no_more_than_it_may() -> None:
+    graph = linear(4096, 256)  # blocks of 4.2 MB
+    n_bytes = 4096 * 256 * 4
+    with mapped_most() as most:
+        et.measure_costs(graph, rounds=1, use_cache=False)
+    hungry = most()
+    assert hungry > 2.5 * n_bytes
+    with mapped_most() as most:
+        costs = et.measure_costs(graph, rounds=1, use_cache=False, most_bytes=int(1.2 * n_bytes))
+    assert 0 < most() <= 1.2 * n_bytes + 1e5
+    left_out = [op for op, cost in zip(graph.ops, costs.ops, strict=True) if not op.view and cost.time_s == 0]
+    assert left_out
+    for op, cost in zip(graph.ops, costs.ops, strict=True):
+        made = {graph.tensors[t].storage for t in op.creates} - {graph.tensors[t].storage for t in op.reads}
+        if op in left_out:
+            assert cost.run("first").most_bytes == sum(graph.storages[s].n_bytes for s in made)
+
+
+@contextmanager
+def mapped_most() -> Iterator[Callable[[], int]]:
+    """The height of the arena while costs are measured, as told by what is handed back at the end."""
+    heights: list[int] = []
+    trim = arena.trim
+
+    def watched(n_bytes: int) -> None:
+        heights.append(arena.resident_bytes())
+        trim(n_bytes)
+
+    trim(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "trim", watched)
+        yield lambda: max(heights)
+
+
+def test_an_op_that_cannot_be_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = linear()
+    resolve = call.resolve
+
+    def picky(kind: str) -> Callable[..., Any]:
+        def refuse(*args: object) -> None:
+            raise RuntimeError("all elements should be between 2 and 3")
+
+        return refuse if kind.startswith("aten.addmm") else resolve(kind)
+
+    monkeypatch.setattr(call, "resolve", picky)
+    with pytest.raises(UserError, match=r"addmm_1 .* cannot be measured on its own: all elements should be"):
+        et.measure_costs(graph, use_cache=False)
+
+
+def test_losses_that_look_at_values_can_be_measured() -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8), nn.Sigmoid())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    graph = et.capture(net, lambda m, x: F.binary_cross_entropy(m(x), x), optimizer, (torch.rand(3, 8),))
+    assert sum(cost.time_s for cost in et.measure_costs(graph, rounds=1, use_cache=False).ops) > 0

@@ -430,6 +430,20 @@ def test_example_of_another_shape_names_the_module() -> None:
     assert "loss(model, *example)" in (error.next_step or "")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("places", [(), (2, 2)], ids=["one label", "a label a place"])
+def test_labels_that_a_kernel_would_refuse_are_told(dtype: torch.dtype, places: tuple[int, ...]) -> None:
+    """Tracing lets int32 pass; the step would fail when it runs."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores = model(x)
+        return nn.functional.cross_entropy(scores[:, :, None, None].expand(-1, -1, *places) if places else scores, y)
+
+    error = attempt(net(lambda _, y: y), loss, (torch.ones(2, 4), torch.zeros(2, *places, dtype=dtype)))
+    assert str(dtype) in (error.received or "")
+    assert "y.long()" in (error.next_step or "")
+
+
 def test_example_of_another_length_is_refused() -> None:
     error = attempt(net(lambda _, y: y), lambda m, x, y: m(x).mean() + y.mean())
     assert "missing 1 required positional argument" in (error.received or "")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
+import os
+import signal
 import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -224,12 +228,68 @@ def test_a_second_block_inside_the_first_is_refused() -> None:
     with recorded() as recording:
         a = block(100)
         for inner in (recorded(), served(None)):
-            with pytest.raises(InternalError, match="two steps run at the same time"), inner:
+            with pytest.raises(InternalError, match="a step began within another"), inner:
                 pass
         b = block(200)  # the first goes on
     assert recording.events[0] == 100
     assert 200 in recording.events
     del a, b
+
+
+def test_blocks_of_two_threads_take_turns() -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work() -> None:
+        for _ in range(50):
+            with served(None):
+                inside.append(1)
+                most.append(len(inside))
+                a = block(100)
+                inside.pop()
+            del a
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 150
+
+
+def test_a_copy_of_the_process_can_allocate_while_others_do() -> None:
+    """A fork in the middle of another thread's request leaves no lock behind."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            with served(None):
+                for n in range(1, 100):
+                    block(n)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            pid = os.fork()
+            if pid == 0:
+                with contextlib.suppress(BaseException), served(None):
+                    block(100)
+                    os._exit(7)
+                os._exit(1)
+            end = time.monotonic() + 20
+            while (status := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+                time.sleep(0.001)
+            if status[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                pytest.fail("the copy waits for a lock")
+            assert os.waitstatus_to_exitcode(status[1]) == 7
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_trim_leaves_live_blocks_alone() -> None:

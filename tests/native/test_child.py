@@ -221,6 +221,17 @@ def test_a_copy_that_is_killed_has_ended(number: signal.Signals) -> None:
         child.forked(lambda: os.kill(os.getpid(), number))
 
 
+def test_a_copy_that_takes_more_than_it_may_has_ended() -> None:
+    code = "from edgetrain import child; print(child.forked(lambda: len(bytearray(10**8)), most_bytes={}))"
+    enough, little = (
+        subprocess.run([sys.executable, "-c", code.format(n)], capture_output=True, text=True, check=False)
+        for n in (3 * 10**8, 5 * 10**7)
+    )
+    assert enough.stdout == "100000000\n"
+    assert little.returncode != 0
+    assert "ended without an answer" in little.stderr
+
+
 def test_nothing_of_this_process_runs_on_in_the_copy(tmp_path: Path) -> None:
     """No finally block, no handler, no buffered output twice."""
     trace = tmp_path / "trace"

@@ -82,15 +82,13 @@ def check(task: Problem, order: Sequence[int], limit: int) -> Plan:
     return plan
 
 
-def is_a_solution(task: Problem, order: Sequence[int], limit: int) -> bool:
-    """The order is one of those that `optimal` searches: it keeps every row of the formulation. (The rows count memory
-    where a recompute overwrites its input, so that some orders within the budget do not.)"""
+def is_a_solution(task: Problem, order: Sequence[int]) -> bool:
+    """The order is one of those that `optimal` searches."""
     form = Formulation(task, depth=DEPTH)
     values = form.values(order)
     if values is None or [n for n in form.order(values) if n in form.at] != [n for n in order if n in form.at]:
         return False
-    rows = [*form.logic(), *((memory.row, limit - memory.fixed_bytes) for memory in form.memory())]
-    return all(sum(a * values[v] for v, a in row.items()) <= most + 1e-9 for row, most in rows)
+    return all(sum(a * values[v] for v, a in row.items()) <= most + 1e-9 for row, most in form.logic())
 
 
 @settings(
@@ -116,13 +114,13 @@ def test_plans_of_random_programs_run_as_keeping_all(
     if greedy is not None:
         plans.append(check(task, greedy, limit))
     found = optimal(task, limit, start=greedy, time_limit_s=SEARCH_S)
-    assert not (found.infeasible and found.order)
+    assert not found.infeasible or found.order in (None, greedy)
     if found.order is not None:
         plans.append(check(task, found.order, limit))
         took = task.costs.time_s(found.order) - task.keep_all_time_s
         assert abs(took - found.extra_s) < 1e-9
     for order in (low, greedy, found.order):
-        if order is not None and task.peak_bytes(order) <= limit and is_a_solution(task, order, limit):
+        if order is not None and task.peak_bytes(order) <= limit and is_a_solution(task, order):
             assert task.costs.time_s(order) - task.keep_all_time_s >= found.extra_bound_s - 1e-9
     if greedy is not None:
         assert found.order is not None

@@ -178,3 +178,10 @@ def test_a_plan_of_another_graph_is_refused(graph: Graph) -> None:
     plan = keep_all(graph)
     with pytest.raises(UserError, match="another graph"):
         validate(replace(graph, about={"model": "another"}), plan)
+
+
+def test_updates_that_do_not_run_together_are_not_said_to(graph: Graph) -> None:
+    plan = keep_all(graph, updates="early")
+    validate(graph, plan)
+    with pytest.raises(InternalError, match="are to run together"):
+        validate(graph, replace(plan, updates="together"))

@@ -300,6 +300,10 @@ import edgetrain as et
 from plain import differing, towards_ramp, training
 from test_failure import everything, momentum
 
+def interrupted(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, interrupted)
 sys.setswitchinterval(1e-5)
 random.seed(7)
 torch.manual_seed(0)
@@ -341,7 +345,7 @@ for updates in ("early", "guarded", "together"):
         timer.join()
         now = everything(ours)
         count["old" if not differing(now, old) else "new" if not differing(now, new) else "torn"] += 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is interrupted
     back()
     step(*x)
     count["works"] = not differing(everything(ours), new)
@@ -350,8 +354,10 @@ print(json.dumps(found))
 """
 
 
-def test_ctrl_c_at_any_moment_leaves_all_old_or_all_new() -> None:
-    for updates, count in child(INTERRUPTED).items():
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_at_any_moment_leaves_all_old_or_all_new(number: str) -> None:
+    """Whose handler raises, as Ctrl-C's does."""
+    for updates, count in child(INTERRUPTED.replace("SIGINT", number)).items():
         assert count["torn"] == count["missed"] == 0, (updates, count)
         assert count["inside"] >= 5, (updates, count)  # most came while the step ran
         assert count["old"] >= 1, (updates, count)
@@ -363,9 +369,11 @@ import json, resource
 import torch
 from torch import nn
 import edgetrain as et
+from edgetrain.native import arena
 from plain import differing, towards_ramp, training
 from test_failure import Faults, amsgrad, everything
 
+arena.missing = lambda: "it is not wanted"
 # Blocks of 41 MB: malloc maps each of them on its own and gives it back, so none is left over to be used again.
 torch.set_num_threads(1)
 torch.manual_seed(0)

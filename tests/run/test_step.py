@@ -548,3 +548,22 @@ def test_a_graph_from_a_file_needs_the_tensors_of_the_loss(tmp_path: Path) -> No
     torch.manual_seed(0)
     assert torch.equal(step(*batch()), right)
     assert differing(ours.snapshot(), twin.snapshot()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"memory_format": "nhwc"}, "memory_format"),
+        ({"unused": "banana"}, "unused"),
+        ({"plan_time_s": -1}, "plan_time_s"),
+        ({"clip_norm": "1"}, "clip_norm"),
+        ({"planner": "chen"}, "needs a budget"),
+        ({"planner": "best"}, "no planner"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError, match=told):
+        et.prepare(model, lambda m, x: m(x).sum(), optimizer, (torch.randn(3, 4),), **options)

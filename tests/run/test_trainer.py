@@ -27,7 +27,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from edgetrain.errors import UserError
-from edgetrain.measure.record import RunFolder, Value, new_record
+from edgetrain.measure.record import RunFolder, Status, Value, new_record
+from edgetrain.native import arena
 from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.trainer import Progress, Schedule, Step, TrainConfig, Trainer, TrainResult, sample_numbers
 
@@ -208,6 +209,22 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, through: Run) -> 
     assert again.folder.load().summary["train_loss"] == Value(result.loss, "", "measured")
 
 
+@pytest.mark.parametrize("status", ["finished", "running"])
+def test_a_resume_without_a_step_keeps_what_was_measured(tmp_path: Path, status: Status) -> None:
+    """Finished, or killed between its last checkpoint and its record: what trained is what the memory is of."""
+    first = Run(tmp_path)
+    first()
+    record = first.folder.load()
+    measured = replace(record, summary={**record.summary, "peak_resident_bytes": Value(1, "bytes", "measured")})
+    first.folder.save(replace(measured, status=status))
+    metrics = first.folder.metrics_file.read_bytes()
+    messages = Run(tmp_path, resume=True)().messages
+    assert first.folder.load() == measured
+    if status == "finished":
+        assert first.folder.metrics_file.read_bytes() == metrics
+        assert "is finished: nothing is left to train" in messages[-1]
+
+
 def test_a_crash_loses_only_what_came_after_the_checkpoint(tmp_path: Path, through: Run) -> None:
     def crash(progress: Progress) -> None:
         if progress.step == 10:
@@ -251,8 +268,9 @@ def test_resume_without_a_checkpoint_starts(tmp_path: Path, through: Run) -> Non
 
 def test_never_a_fresh_start_over_old_work(tmp_path: Path) -> None:
     Run(tmp_path, on_progress=stop_at(2))()
-    with pytest.raises(UserError, match="already holds checkpoints"):
+    with pytest.raises(UserError, match="already holds checkpoints") as caught:
         Run(tmp_path)()
+    assert "--resume" in (caught.value.next_step or "")
     assert RunFolder(tmp_path).load().status == "stopped"
 
 
@@ -502,3 +520,30 @@ def main(folder: Path, mode: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
+
+
+class Bounded:
+    """A step under a budget."""
+
+    def __init__(self, step: Step, room_bytes: int) -> None:
+        self.step, self.room_bytes = step, room_bytes
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        return self.step(*batch)
+
+
+@pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+def test_evaluation_takes_no_more_than_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    plainly = scored
+
+    def hungry(model: nn.Module, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+        taken.append(torch.empty(len(points), 10_000).nbytes)
+        return plainly(model, points, labels)
+
+    monkeypatch.setattr(sys.modules[__name__], "scored", hungry)
+    bounded = Run(tmp_path / "bounded", wrap=lambda step: Bounded(step, 130_000))()
+    assert max(taken) == 3 * 40_000
+    assert sum(taken) == 40_000 * (20 + 1) * CONFIG.epochs  # one sample tells what each takes
+    assert bounded.evaluation is not None
+    assert bounded.evaluation.count == 20

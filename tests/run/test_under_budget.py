@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from edgetrain.graph.capture import capture_with_externals
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops import norm
+from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
@@ -50,8 +53,8 @@ def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgetrain.run.step.measure_costs", quickly)
 
 
-def quickly(graph: Graph, *, use_cache: bool = True) -> Costs:
-    return et.measure_costs(graph, rounds=1, use_cache=use_cache)
+def quickly(graph: Graph, *, use_cache: bool = True, most_bytes: int | None = None) -> Costs:
+    return et.measure_costs(graph, rounds=1, use_cache=use_cache, most_bytes=most_bytes)
 
 
 # ---- nets -----------------------------------------------------------------------------------------------------
@@ -197,9 +200,7 @@ class Run3:
 def assert_account(step: CompiledStep) -> None:
     """The step asked the arena for exactly the bytes of its plan."""
     found = step.arena
-    if found is None:  # an op may fail after the first update: they are guarded, and nothing is served
-        assert step.plan.updates != "early"
-        return
+    assert found is not None
     assert found.most_bytes + step.plan.persistent_bytes == step.plan.peak_bytes
 
 
@@ -475,7 +476,9 @@ def test_what_was_found_once_is_not_searched_for_again(monkeypatch: pytest.Monke
     # A file that holds something else is as good as none.
     monkeypatch.undo()
     monkeypatch.setenv("EDGETRAIN_CACHE", str(tmp_path))
-    for file in (tmp_path / "plans").iterdir():
+    files = list((tmp_path / "plans").glob("*/*.json"))
+    assert files
+    for file in files:
         file.write_text("{}")
     assert_same(three_steps("dropout", memory=memory), right)
 
@@ -487,11 +490,16 @@ def test_a_solver_that_is_killed_leaves_the_plan_that_was_there(
     right = three_steps("dropout", memory="1GB")
     monkeypatch.setenv("EDGETRAIN_CACHE", str(tmp_path))
     forked = child.forked
-    monkeypatch.setattr(child, "forked", lambda work: forked(lambda: os.kill(os.getpid(), signal.SIGKILL)))
-    found = three_steps("dropout", memory=right.plan.peak_bytes - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "forked", lambda work, **_: forked(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        found = three_steps("dropout", memory=right.plan.peak_bytes - 1)
     assert found.plan.planner == "fast"
     assert found.plan.recomputed
     assert_same(found, right)
+    assert (
+        three_steps("dropout", memory=right.plan.peak_bytes - 1).plan.planner == "optimal"
+    )  # the next time it is well
+    monkeypatch.setattr(child, "forked", lambda work, **_: forked(lambda: os.kill(os.getpid(), signal.SIGKILL)))
     answer = infeasible("dropout", right.plan.persistent_bytes + 1)
     assert three_steps("dropout", memory=answer.smallest_bytes).plan.peak_bytes <= answer.smallest_bytes
 
@@ -528,6 +536,74 @@ def test_gradients_that_updates_may_not_overwrite_are_in_the_account(optimizer: 
         assert torch.equal(step(x), plain.plain_step(x))
         assert_account(step.compiled(x))
     assert differing(work.snapshot(), plain.snapshot()) == []
+
+
+@pytest.mark.parametrize("net", ["residual", "dropout"])
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_checking_and_copying_are_in_the_account(
+    net: str, optimizer: OptimizerMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert three_steps(net, optimizer, memory="1GB", check_finite=True).plan.updates != "early"
+    for updates in ("guarded", "together"):
+        monkeypatch.setattr("edgetrain.run.step.keep_all", functools.partial(keep_all, updates=updates))
+        assert three_steps(net, optimizer, memory="1GB").plan.updates == updates
+
+
+def test_gradients_take_no_more_than_a_step_and_themselves() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh())))
+    work = training(net, squares)
+    x = torch.randn(512, 16)
+    whole = et.prepare(work.model, work.loss, work.optimizer, (x,), memory="1GB")
+    right, kept = whole.gradients(x), whole.plan.peak_bytes
+    step = et.prepare(work.model, work.loss, work.optimizer, (x,), memory=kept * 2 // 3, plan_time_s=PLAN_TIME_S)
+    found = step.gradients(x)
+    assert step.plan.recomputed
+    assert all(torch.equal(bits(found[name]), bits(right[name])) for name in right)
+    compiled = step.compiled(x)
+    assert compiled._arenas is not None
+    taken = compiled._arenas[0].last.most_bytes + step.plan.persistent_bytes
+    assert taken <= step.plan.peak_bytes + sum(g.nbytes for g in right.values())
+    assert taken < kept
+
+
+def doubled(model: nn.Module, x: Tensor) -> Tensor:
+    x.mul_(2)
+    return squares(model, x)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "1GB"}, {"check_finite": True}], ids=str)
+def test_a_batch_that_the_loss_changes_is_changed_once(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    work = training(nn.Linear(8, 4), doubled)
+    plain = work.twin()
+    ours, theirs = torch.ones(3, 8), torch.ones(3, 8)
+    step = et.prepare(work.model, work.loss, work.optimizer, (ours,), **options)
+    step.gradients(ours)
+    step.trace_memory(ours)
+    assert torch.equal(ours, torch.ones(3, 8))
+    for _ in range(3):
+        assert torch.equal(step(ours), plain.plain_step(theirs))
+        assert torch.equal(ours, theirs)
+        assert_account(step.compiled(ours)) if "memory" in options else None
+
+
+def test_two_models_train_in_two_threads() -> None:
+    def trained(alone: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        works = [training(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)), squares) for _ in range(2)]
+        x = torch.randn(64, 16)
+        steps = [et.prepare(work.model, work.loss, work.optimizer, (x,), memory="1GB") for work in works]
+        threads = [Thread(target=lambda step=step: [step(x) for _ in range(30)]) for step in steps]
+        for thread in threads:
+            thread.start()
+            if alone:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        return [parameter.detach() for work in works for parameter in work.model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
 
 
 def variants() -> Sequence[tuple[str, OptimizerMaker]]:
