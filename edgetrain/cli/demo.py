@@ -13,13 +13,13 @@ from rich.table import Table
 from edgetrain.bench import demo as study
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.measure.record import RunFolder, default_path
-from edgetrain.plan.budget import parse_bytes, show_bytes
+from edgetrain.plan.budget import parse_bytes
 from edgetrain.report.html import write_page
 
 
 def demo(
     memory: Annotated[str, typer.Option(help="Budget for the step's tensors.")] = "300MB",
-    steps: Annotated[int, typer.Option(help="Training steps of each.", min=2)] = 12,
+    steps: Annotated[int, typer.Option(help="Training steps of each.", min=2)] = 8,
     batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 16,
     input_size: Annotated[int, typer.Option(help="Side of the images.", min=32)] = 224,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/demo-DATE-TIME.")] = None,
@@ -43,26 +43,38 @@ def demo(
     page = write_page([RunFolder(result.folder)], result.folder / "report.html")
     if json:
         sides = {name: dataclasses.asdict(side) for name, side in result.sides.items()}
-        print_json({"sides": sides, "plan": result.plan, "folder": str(result.folder), "report": str(page)})
+        print_json(
+            {
+                "sides": sides,
+                "exact": result.exact,
+                "plan": result.plan,
+                "folder": str(result.folder),
+                "report": str(page),
+            }
+        )
         return
     results.print(_table(result))
-    results.print(f"plan: {result.plan}")
-    results.print(f"report: {page.resolve()}", soft_wrap=True)
+    for name in (study.PLAIN, study.CHANNELS_LAST):
+        part, time = result.ratios(name)
+        results.print(f"edgetrain takes {part:.2f} of the memory and {time:.2f} of the time of {name}")
+    for note in (study.about_memory(result), study.about_loss(result), study.about_exact(result)):
+        results.print(f"\n{note}", style="dim", markup=False)
+    results.print(f"\nplan: {result.plan}", markup=False)
+    results.print(f"report: {page.resolve()}", markup=False, soft_wrap=True)
 
 
 def _table(result: study.DemoResult) -> Table:
-    s, plain = result.settings, result.sides[result.faster_plain]
+    s = result.settings
     title = f"{study.MODEL}, {s.side}×{s.side}, batch {s.batch}, {s.steps} steps on digits"
     table = Table(title=title, header_style="bold", title_justify="left")
     table.add_column("")
-    for heading in ("loss", "process grew by", "time of a step"):
+    for heading in ("loss, first → last", "process grew by", "time of a step"):
         table.add_column(heading, justify="right")
     for name, side in result.sides.items():
-        memory, time = side.growth_bytes / plain.growth_bytes, side.time_s / plain.time_s
         table.add_row(
             name,
-            f"{side.losses[0]:.4f} → {side.losses[-1]:.4f}",
-            f"{show_bytes(side.growth_bytes)} ×{memory:.2f}",
-            f"{1e3 * side.time_s:.0f} ms ×{time:.2f}",
+            f"{side.losses[0]:.3f} → {side.losses[-1]:.3f}",
+            f"{side.growth_bytes / 1e6:,.0f} MB",
+            f"{1e3 * side.time_s:,.0f} ms",
         )
     return table

@@ -1,6 +1,6 @@
 """The planner `keep-all`: nothing is computed twice; every tensor lives from the op that makes it to its last reader.
 
-The order is the one captured, with one choice: where the updates stand.
+The order is that of `order.py`, with one choice: where the updates stand.
 
 - early: each update as soon as its gradient is final and nobody needs the old value any more; the gradient goes at
   once. Only for an executor under which nothing can fail from the first update on;
@@ -21,6 +21,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops.call import cannot_fail
 from edgetrain.plan.lifetimes import persistent_bytes, schedule, timeline
+from edgetrain.plan.order import in_order
 from edgetrain.plan.plan import Exact, Plan, Updates, Workspace
 
 TOLERATED = 0.02
@@ -54,7 +55,7 @@ def keep_all(
 
 
 def _plan(graph: Graph, updates: Updates, exact: Exact, workspace: Workspace) -> Plan:
-    order = range(len(graph.ops)) if updates == "together" else early_order(graph)
+    order = in_order(graph, updates, workspace)
     return plan_of(graph, order, planner="keep-all", updates=updates, exact=exact, workspace=workspace)
 
 
@@ -88,28 +89,3 @@ def exactness(graph: Graph, exact: Exact) -> Exact:
     adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
     on_gpu = any(s.device != "cpu" for s in graph.storages)
     return "rounding" if adam and on_gpu and exact == "bitwise" else exact
-
-
-def early_order(graph: Graph) -> list[int]:
-    """The captured order with each update moved up to where all that it waits for has run.
-
-    It waits for the op that makes its gradient and for every reader of the parameter: the gradient of a layer's input
-    still needs the old weight.
-    """
-    last_touch: dict[int, int] = {}
-    for number, op in enumerate(graph.ops):
-        if op.phase != "update":
-            for t in (*op.reads, *op.creates):
-                last_touch[graph.tensors[t].storage] = number
-    made_at = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
-    after: dict[int, list[int]] = {}
-    for number, op in enumerate(graph.ops):
-        if op.phase == "update":
-            wait = max((last_touch.get(s, -1) for s in op.writes), default=-1)
-            wait = max([wait, *(made_at.get(t, -1) for t in op.reads)])
-            after.setdefault(wait, []).append(number)
-    order: list[int] = []
-    for number, op in enumerate(graph.ops):
-        if op.phase != "update":
-            order += [number, *after.get(number, [])]
-    return order

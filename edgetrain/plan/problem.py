@@ -19,7 +19,8 @@ from edgetrain.errors import UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.ops.replay import replay
 from edgetrain.plan import lifetimes
-from edgetrain.plan.keep_all import early_order, plan_of
+from edgetrain.plan.keep_all import plan_of
+from edgetrain.plan.order import in_order
 from edgetrain.plan.plan import Action, Bound, Exact, Plan, Updates
 
 
@@ -131,5 +132,6 @@ def problem(graph: Graph, costs: Costs, updates: Updates) -> Problem:
             "these costs were measured for another graph",
             expected=f"graph {graph.key}", received=f"costs of {costs.graph_key}", next_step="et.measure_costs(graph)",
         )  # fmt: skip
-    order = tuple(range(len(graph.ops))) if updates == "together" else tuple(early_order(graph))
-    return Problem(graph, costs, updates, tuple(lifetimes.with_views(graph, order)))
+    if len(costs.ops) != len(graph.ops):
+        raise UserError("these costs are not of as many ops as the graph", next_step="et.measure_costs(graph)")
+    return Problem(graph, costs, updates, tuple(in_order(graph, updates, costs.workspace_bytes)))

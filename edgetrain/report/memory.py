@@ -261,7 +261,7 @@ def _made_by(record: Record) -> str:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """From values to places on the page, with the rounded values at which to put ticks."""
 
     low: float
@@ -301,8 +301,8 @@ def curves_svg(curves: Sequence[Curve], budget_bytes: int | None, *, panel: int 
     parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="bytes held over the ops of a step">']
     for number, curve in enumerate(curves):
         begin = top + number * (panel + gap)
-        x = _Axis(0, longest, _LEFT, _WIDTH - _RIGHT)
-        y = _Axis(0, max(most, 1), begin + panel, begin)
+        x = Axis(0, longest, _LEFT, _WIDTH - _RIGHT)
+        y = Axis(0, max(most, 1), begin + panel, begin)
         parts += _panel(
             curve, x, y, budget_bytes if budget_bytes is not None and budget_bytes <= most else None, number
         )
@@ -312,7 +312,7 @@ def curves_svg(curves: Sequence[Curve], budget_bytes: int | None, *, panel: int 
     return "".join(parts) + "</svg>"
 
 
-def _panel(curve: Curve, x: _Axis, y: _Axis, budget: int | None, number: int) -> Iterator[str]:
+def _panel(curve: Curve, x: Axis, y: Axis, budget: int | None, number: int) -> Iterator[str]:
     peak = curve.peak
     where = peak.op + (f" of {peak.module}" if peak.module else "")
     yield f'<text class="name" x="{_LEFT}" y="{y.end - 12}">{escape(curve.name)}: peak {show_bytes(peak.held_bytes)}'
@@ -341,16 +341,16 @@ def _panel(curve: Curve, x: _Axis, y: _Axis, budget: int | None, number: int) ->
     yield from _hits(curve, x, y)
 
 
-def _bytes_axis(y: _Axis) -> Iterator[str]:
+def _bytes_axis(y: Axis) -> Iterator[str]:
     name, size = _unit(y.high)
-    for tick in _Axis(0, y.high / size, 0, 1).ticks(5):
+    for tick in Axis(0, y.high / size, 0, 1).ticks(5):
         at = y.at(tick * size)
         label = f"{tick:g} {name}" if tick else "0"
         yield f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
         yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{label}</text>'
 
 
-def _areas(curve: Curve, x: _Axis, y: _Axis, budget: int | None, number: int) -> Iterator[str]:
+def _areas(curve: Curve, x: Axis, y: Axis, budget: int | None, number: int) -> Iterator[str]:
     """What is held, with recomputed ops and all that is above the budget in colours of their own."""
     steps = "".join(f"V{y.at(i.held_bytes):.1f}H{x.at(n + 1):.1f}" for n, i in enumerate(curve.instants))
     end = x.at(len(curve.instants))
@@ -370,7 +370,7 @@ def _areas(curve: Curve, x: _Axis, y: _Axis, budget: int | None, number: int) ->
         yield f'<path class="over" clip-path="url(#over{number})" d="{outline}"/>'
 
 
-def _hits(curve: Curve, x: _Axis, y: _Axis) -> Iterator[str]:
+def _hits(curve: Curve, x: Axis, y: Axis) -> Iterator[str]:
     """Places to point at: an op each, or the largest of those that share a pixel."""
     n = len(curve.instants)
     places = min(n, int(x.at(n) - x.at(0)))
@@ -405,8 +405,8 @@ def frontier_svg(frontier: Frontier, *, height: int = 360) -> str:
         return ""
     low, high = min([*amounts, *bounds]), max([*amounts, *bounds])
     room = max((high - low) * 0.06, high * 0.01, 1)
-    x = _Axis(max(0, low - room), high + room, _LEFT, _WIDTH - _RIGHT)
-    y = _Axis(0, max([0.01, *(p.extra or 0 for p in good)]) * 1.12, height - 62, 14)
+    x = Axis(max(0, low - room), high + room, _LEFT, _WIDTH - _RIGHT)
+    y = Axis(0, max([0.01, *(p.extra or 0 for p in good)]) * 1.12, height - 62, 14)
     parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="time against memory">']
     parts += _impossible(frontier, x, y)
     for tick in y.ticks(6):
@@ -415,7 +415,7 @@ def frontier_svg(frontier: Frontier, *, height: int = 360) -> str:
         label = f"+{100 * tick:g} %" if tick else "0"
         parts.append(f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
     name, size = _unit(x.high)
-    for tick in _Axis(x.low / size, x.high / size, 0, 1).ticks(8):
+    for tick in Axis(x.low / size, x.high / size, 0, 1).ticks(8):
         parts.append(
             f'<text x="{x.at(tick * size):.1f}" y="{y.begin + 17}" text-anchor="middle">{tick:g} {name}</text>'
         )
@@ -430,7 +430,7 @@ def frontier_svg(frontier: Frontier, *, height: int = 360) -> str:
     return "".join(parts) + "</svg>"
 
 
-def _impossible(frontier: Frontier, x: _Axis, y: _Axis) -> Iterator[str]:
+def _impossible(frontier: Frontier, x: Axis, y: Axis) -> Iterator[str]:
     """Shades what is below the smallest budget that works, and a line where the proof begins."""
     if frontier.smallest_bytes is not None:
         wide = x.at(frontier.smallest_bytes) - x.begin
@@ -442,7 +442,7 @@ def _impossible(frontier: Frontier, x: _Axis, y: _Axis) -> Iterator[str]:
         yield f"<title>no schedule at all fits below {show_bytes(frontier.bound_bytes)}</title></line>"
 
 
-def _front(good: Sequence[Point], x: _Axis, y: _Axis) -> Iterator[str]:
+def _front(good: Sequence[Point], x: Axis, y: Axis) -> Iterator[str]:
     def path(values: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{x.at(a):.1f},{y.at(max(0.0, b)):.1f}" for a, b in values)
 
@@ -453,7 +453,7 @@ def _front(good: Sequence[Point], x: _Axis, y: _Axis) -> Iterator[str]:
     for p in good:
         told = f"{show_bytes(p.memory_bytes)}, {100 * p.part:.0f} % of keep-all's: {100 * (p.extra or 0):+.1f} % time"
         told += f", {p.recomputed} ops again" if p.recomputed else ""
-        told += f", at best {100 * p.gap:.1f} % less" if p.gap is not None else ""
+        told += f", within {100 * p.gap:.1f} % of the best" if p.gap is not None else ""
         told += f" ({p.planner})" if p.planner else ""
         at = f'cx="{x.at(p.memory_bytes):.1f}" cy="{y.at(p.extra or 0):.1f}"'
         yield f'<circle class="held" {at} r="5"><title>{escape(told)}</title></circle>'

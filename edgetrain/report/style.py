@@ -11,7 +11,7 @@ h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem
 p, .soft { color: var(--soft); margin: .2rem 0 .8rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .25rem 1.4rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-td.number { text-align: right; }
+.number { text-align: right; }
 td:first-child { white-space: nowrap; } td.in { padding-left: 1.2rem; color: var(--soft); }
 svg { width: 100%; height: auto; } text { fill: var(--soft); font-size: 12px; }
 .name { fill: var(--ink); font-size: 14px; }

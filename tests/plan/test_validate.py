@@ -56,7 +56,8 @@ def test_early_updates_run_before_the_backward_pass_is_over(graph: Graph) -> Non
     phases = [graph.ops[a.op].phase for a in plan.schedule if isinstance(a, Compute)]
     assert phases.index("update") < len(phases) - 1 - phases[::-1].index("backward")
     assert plan.undo_bytes > keep_all(graph, updates="together").undo_bytes
-    assert keep_all(graph, updates="early").schedule == plan.schedule
+    early = [graph.ops[a.op].phase for a in keep_all(graph, updates="early").schedule if isinstance(a, Compute)]
+    assert early.index("update") <= phases.index("update")  # which waits, for its copies take memory
     assert keep_all(graph, updates="early").undo_bytes == keep_all(graph, updates="together").undo_bytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, Value, new_record
-from edgetrain.report.html import write_page
+from edgetrain.report.html import number, write_page
 
 EVIL = "<script>alert(1)</script>"
 
@@ -59,3 +60,55 @@ def test_metrics_become_a_chart(tmp_path: Path) -> None:
     run.metrics_file.write_text("not json\n")
     with pytest.raises(UserError, match="line 1"):
         write_page([run], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (0.25, "0.25"), (12.5, "12.5"), (99.6, "100"), (999.9, "1,000"), (1600, "1,600"), (-2e6, "-2,000,000")],
+)
+def test_numbers_have_commas_and_no_powers(value: float, shown: str) -> None:
+    assert number(value) == shown
+
+
+def test_more_digits_where_asked() -> None:
+    assert number(99.64, 4) == "99.64"
+    assert number(12345.6, 4) == "12,346"
+
+
+def test_axes_have_round_numbers_and_marks_have_names(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    line = {"name": "held", "values": [200, 1580, 900]}
+    bars = [{"name": "plain", "value": 1715.4}, {"name": "ours", "value": 349.2}]
+    marks = [{"name": "budget 300 MB", "value": 300}]
+    charts = [
+        {"title": "a", "note": "", "x": "op", "y": "MB", "lines": [line], "marks": marks},
+        {"title": "b", "note": "", "y": "MB", "bars": bars, "marks": marks},
+    ]
+    (run.path / "charts.json").write_text(json.dumps(charts))
+    page = write_page([run], tmp_path / "page.html").read_text()
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert {"0", "500", "1,000", "1,500", "1,715 MB", "349 MB", "plain", "ours", "held"} <= set(texts)
+    assert texts.count("budget 300 MB") == 2
+    assert not re.search(r"\de[+-]\d", "".join(texts))
+    widths = [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)" height="24"', page)]
+    assert widths[1] / widths[0] == pytest.approx(349.2 / 1715.4, rel=1e-2)
+
+
+def test_bars_that_are_not_ours_are_refused_and_text_in_them_is_escaped(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    chart = {"title": EVIL, "note": EVIL, "y": EVIL, "bars": [{"name": EVIL, "value": 1}]}
+    (run.path / "charts.json").write_text(json.dumps([chart | {"marks": [{"name": EVIL, "value": 1}]}]))
+    assert EVIL not in write_page([run], tmp_path / "page.html").read_text()
+    for value in ("1", None, float("nan"), float("inf")):
+        (run.path / "charts.json").write_text(json.dumps([chart | {"bars": [{"name": "a", "value": value}]}]))
+        with pytest.raises(UserError, match="charts"):
+            write_page([run], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(("second", "dashed"), [([1.0, 2.01, 3.0], True), ([1.0, 2.0, 1.0], False)])
+def test_lines_that_lie_on_each_other_all_show(tmp_path: Path, second: list[float], dashed: bool) -> None:
+    run = folder(tmp_path / "run")
+    lines = [{"name": "a", "values": [1, 2, 3]}, {"name": "b", "values": second}]
+    (run.path / "charts.json").write_text(json.dumps([{"title": "", "note": "", "x": "", "y": "", "lines": lines}]))
+    page = write_page([run], tmp_path / "page.html").read_text()
+    assert ("stroke-dasharray=" in page) is dashed
