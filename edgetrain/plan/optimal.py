@@ -6,7 +6,7 @@ Out: the order of least extra time that was found within the budget, and a prove
 Class of schedules: the ops run in the order of the problem; forward ops alone are recomputed, right before an op of
 the backward pass that reads an activation (a *stage*), in chains of at most `depth` ops; a storage is kept over the
 whole gap between two of its *points*, or not at all. Its points are the stages that read it, and those before which an
-op that reads it may be recomputed as one of the last `reach` of a chain.
+op that reads it may be recomputed (as one of the last `reach` of a chain, where fewer points will do).
 
                       forward            │ stages of the backward pass
     storage s   make ── use ── use ──────┼───── point ───────── point        K[s,0], K[s,1]: kept over the gap
@@ -44,7 +44,7 @@ from edgetrain.plan.plan import Compute, Free
 from edgetrain.plan.problem import Problem
 
 DEPTH = 6
-REACH = 4
+REACH = 4  # where the chains are longer than a few ops, and the smallest peak alone is sought
 DEEPEST = 48
 CLASS = "recompute of forward ops before ops of the backward pass that read activations, in chains of at most {} ops"
 
@@ -79,8 +79,8 @@ class _Memory:
 class Formulation:
     """The variables and rows for one problem and one depth; the budget is not part of it."""
 
-    def __init__(self, problem: Problem, *, depth: int, reach: int = REACH) -> None:
-        self.problem, self.depth, self.reach = problem, depth, reach
+    def __init__(self, problem: Problem, *, depth: int, reach: int | None = None) -> None:
+        self.problem, self.depth, self.reach = problem, depth, reach or depth
         p = problem
         self.ops = [number for number in p.order if not p.is_view[number]]
         self.at = {number: index for index, number in enumerate(self.ops)}
@@ -509,17 +509,15 @@ def optimal(
     or when the time is up."""
     end = time.monotonic() + time_limit_s
     while True:
-        found = _at_depth(problem, budget_bytes, start, end, gap, depth, REACH if depth == DEPTH else depth)
+        found = _at_depth(problem, budget_bytes, start, end, gap, depth)
         if not found.infeasible or depth >= min(DEEPEST, len(problem.order)) or time.monotonic() > end:
             return found
         depth *= 2
 
 
-def _at_depth(
-    problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int, reach: int
-) -> Found:
+def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int) -> Found:
     best = start if start is not None and problem.peak_bytes(start) <= budget else None
-    form = Formulation(problem, depth=depth, reach=reach)
+    form = Formulation(problem, depth=depth)
     solver = _Solver(form, budget)
     whole = problem.keep_all_time_s
     extra = math.inf if best is None else problem.costs.time_s(best) - whole
@@ -554,7 +552,7 @@ def _at_depth(
 def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = 2 * DEPTH) -> tuple[int, ...]:
     """An order of the class whose peak is as small as was found in the time."""
     end = time.monotonic() + time_limit_s
-    form = Formulation(problem, depth=depth)
+    form = Formulation(problem, depth=depth, reach=REACH)
     solver = _Solver(form, None)
     best = problem.order
     while time.monotonic() < end:

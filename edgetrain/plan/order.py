@@ -26,9 +26,17 @@ MOST_PASSES = 20
 
 def in_order(graph: Graph, updates: Updates, workspace: Workspace) -> list[int]:
     order = list(range(len(graph.ops))) if updates == "together" else early_order(graph)
-    views = {number for number in order if graph.ops[number].view}
-    moved = _Neighbours(graph, updates, workspace, [number for number in order if number not in views]).settled()
-    return lifetimes.with_views(graph, moved)
+    written = {s for op in graph.ops if op.phase != "update" for s in op.writes}
+    read = {t for op in graph.ops for t in op.reads}
+
+    def follows(number: int) -> bool:
+        """A view goes with the op that reads it; not where what it shows is written in place, before or after."""
+        op = graph.ops[number]
+        shown = {graph.tensors[t].storage for t in op.reads}
+        return op.view and shown.isdisjoint(written) and any(t in read for t in op.creates)
+
+    stay = [number for number in order if not follows(number)]
+    return lifetimes.with_views(graph, _Neighbours(graph, updates, workspace, stay).settled())
 
 
 def early_order(graph: Graph) -> list[int]:
@@ -58,7 +66,7 @@ def early_order(graph: Graph) -> list[int]:
 
 @dataclass
 class _Neighbours:
-    """An order of ops without views, and the moves in it."""
+    """An order of ops, and the moves in it."""
 
     graph: Graph
     updates: Updates
@@ -113,6 +121,7 @@ class _Neighbours:
         if first.phase != second.phase and ("forward" in (first.phase, second.phase) or self.updates == "together"):
             return False
         clash = not self.changed[a].isdisjoint(self.touched[b]) or not self.changed[b].isdisjoint(self.touched[a])
+        clash |= any(t in second.reads for t in first.creates)  # a view
         return not clash and not (first.random and second.random)
 
     def _bytes(self, a: int, ends_a: set[int], b: int, ends_b: set[int]) -> tuple[int, int]:

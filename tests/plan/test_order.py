@@ -74,3 +74,13 @@ def test_a_weight_lets_its_input_go_before_that_gets_a_gradient() -> None:
         for order in (plain(task), task.order)
     )
     assert sum(after) < sum(before)
+
+
+@pytest.mark.parametrize("updates", CHOICES)
+def test_views_that_nobody_reads_have_their_place(updates: Updates) -> None:
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    graph = et.capture(net, lambda m, x: m(x).mean().reshape(1, 1)[0, 0], optimizer, (torch.randn(3, 4),))
+    plan = et.keep_all(graph, updates=updates)
+    validate(graph, plan)
+    assert any(graph.ops[number].view for number in plan.order)
