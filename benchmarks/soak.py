@@ -18,7 +18,11 @@ from pathlib import Path
 from edgetrain.measure.record import new_record
 
 ROOT = Path(__file__).parent.parent
-TESTS = ("tests/run/test_kill.py", "tests/plan/test_random_programs.py")
+TESTS = (
+    "tests/run/test_kill.py",
+    "tests/plan/test_random_programs.py",
+    "tests/plan/test_plans_on_random_programs.py",
+)
 
 
 def main() -> None:

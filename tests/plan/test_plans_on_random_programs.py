@@ -19,6 +19,8 @@ from test_random_programs import BATCH, WIDTH, Instruction, Program, instruction
 import edgetrain as et
 from edgetrain.costs.table import WAYS, Costs, OpCost, Run
 from edgetrain.graph.ir import Graph
+from edgetrain.plan.chen import chen
+from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.optimal import DEPTH, Formulation, optimal, smallest
 from edgetrain.plan.plan import Plan, Updates
@@ -111,8 +113,9 @@ def test_plans_of_random_programs_run_as_keeping_all(
     plans = [check(task, low, most)]
     limit = int(plans[0].peak_bytes + part * (most - plans[0].peak_bytes))
     greedy = fast(task, limit)
-    if greedy is not None:
-        plans.append(check(task, greedy, limit))
+    for order in (greedy, chen(task, limit), dtr(task, limit)):
+        if order is not None:
+            plans.append(check(task, order, limit))
     found = optimal(task, limit, start=greedy, time_limit_s=SEARCH_S)
     assert not found.infeasible or found.order in (None, greedy)
     if found.order is not None:
