@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich.table
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from edgetrain import child
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.output import Json, notes, print_json, results
@@ -42,7 +40,7 @@ from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
 from edgetrain.report.memory import Curve, Frontier, Instant, Picture, Point, Table, blocks, top_bytes, write_page
 from edgetrain.report.memory import save as save_picture
-from edgetrain.run.step import Step, prepare
+from edgetrain.run.step import captured_apart, prepare
 
 _MOST_POINTS = 50
 _MODULES_SHOWN = 12
@@ -112,7 +110,8 @@ def plan(
         settings = {"momentum": 0.9} if optimizer == "sgd" else {}
         updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
         with told_of_batch(model, "a random batch", example):
-            step = _captured(lambda: prepare(net, task.loss, updates, example), apart=process_bytes is not None)
+            make = partial(prepare, net, task.loss, updates, example)
+            step = make() if process_bytes is None else captured_apart(make)
         if loaded is not None:
             _refuse_other(step.graph, loaded, load)
         study = _Study(step.graph, _costs(step.graph), step.plan, planner, time_limit)
@@ -173,20 +172,6 @@ def _parts(sweep: str | None) -> tuple[float, ...]:
         wanted = f"a number of points from 2 to {_MOST_POINTS}, or parts above 0 and up to 1, such as 0.3,0.5,0.8"
         raise typer.BadParameter(f"{sweep!r} is not {wanted}", param_hint="--sweep") from error
     return parts
-
-
-def _captured(make: Callable[[], Step], *, apart: bool) -> Step:
-    """The step. apart: it is captured in a process of its own and then found in the cache, as `et.prepare` does under a
-    bound on the process, so that what capturing leaves behind does not count."""
-
-    def work() -> bool:
-        torch.set_num_threads(1)  # the threads of this process are not there in its copy
-        return bool(make().plan)
-
-    if apart:
-        with suppress(InternalError):  # what goes wrong goes wrong again here, and is told then
-            child.forked(work)
-    return make()
 
 
 def _refuse_other(graph: Graph, loaded: Plan, file: Path | None) -> None:

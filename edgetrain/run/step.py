@@ -123,16 +123,17 @@ def prepare(
     return step
 
 
-def _leave_in_cache(capture: Callable[[], Captured]) -> None:
-    """Capture in a process of its own, so that what tracing leaves behind goes with it; the graph is then in the cache.
-    What goes wrong goes wrong again here, and is told then."""
+def captured_apart(capture: Callable[[], T]) -> T:
+    """Capture in a process of its own first, so that what tracing leaves behind goes with it; here the graph is then
+    found in the cache. What goes wrong goes wrong again here, and is told then."""
 
-    def work() -> bool:
+    def work() -> None:
         torch.set_num_threads(1)  # the threads of this process are not there in its copy
-        return capture().cached
+        capture()
 
     with contextlib.suppress(InternalError):
         child.forked(work)
+    return capture()
 
 
 def _one_of(name: str, given: object, allowed: Any) -> None:
@@ -258,9 +259,7 @@ class Step:
                 use_cache=self._options.use_cache,
             )
 
-        if self._options.process_memory_bytes is not None:
-            _leave_in_cache(capture)
-        captured = capture()
+        captured = capture() if self._options.process_memory_bytes is None else captured_apart(capture)
         graph = captured.graph
         if memory_format == "channels_last" and self._options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)

@@ -51,6 +51,17 @@ print(json.dumps({"losses": losses, "peak": int(status["VmHWM"].split()[0]) * 10
 """
 
 
+NET = """
+from torch import nn
+
+def build(classes):
+    layers = [nn.Upsample(scale_factor=6), nn.Conv2d(1, 16, 3, padding=1)]
+    for _ in range(4):
+        layers += [nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+"""
+
+
 @contextmanager
 def cgroup(limit: int) -> Iterator[Path | None]:
     """A child cgroup with a hard limit on memory, v1 or v2; None where this process may not make one."""
@@ -78,15 +89,19 @@ def cgroup(limit: int) -> Iterator[Path | None]:
                 time.sleep(0.1)
 
 
-def run(how: str, folder: Path | None, cache: Path) -> tuple[int, Any]:
+def within(folder: Path | None, command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     def enter() -> None:
         if folder is not None:
             (folder / "cgroup.procs").write_text(str(os.getpid()))
 
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how, str(LIMIT)], check=False, capture_output=True, text=True, preexec_fn=enter,
+    return subprocess.run(
+        [sys.executable, *command], check=False, capture_output=True, text=True, preexec_fn=enter,
         env={**os.environ, "EDGETRAIN_CACHE": str(cache)}, timeout=600,
     )  # fmt: skip
+
+
+def run(how: str, folder: Path | None, cache: Path) -> tuple[int, Any]:
+    done = within(folder, ["-c", PROGRAM, how, str(LIMIT)], cache)
     if done.returncode not in (0, -9):
         raise AssertionError(done.stderr[-2000:])
     return done.returncode, json.loads(done.stdout) if done.returncode == 0 else None
@@ -103,6 +118,22 @@ def test_mobilenet_trains_where_plain_pytorch_is_killed(tmp_path: Path) -> None:
         assert plain["peak"] > LIMIT  # nobody may be killed here; the peak says the same
     else:
         assert code == -9
+
+
+def test_a_whole_run_stays_within_its_bound(tmp_path: Path) -> None:
+    """Loading, evaluation and checkpoints included."""
+    limit, out = 480_000_000, tmp_path / "run"
+    (tmp_path / "net.py").write_text(NET)
+    command = ["-m", "edgetrain", "train", f"{tmp_path / 'net.py'}:build", "--data", "digits", "--batch", "64"]
+    command += ["--epochs", "1", "--checkpoint-every", "8", "--process-memory", str(limit), "--out", str(out)]
+    with cgroup(limit) as folder:
+        done = within(folder, command, tmp_path / "cache")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "of them again" in done.stderr  # it did not fit without recomputing
+    record = json.loads((out / "record.json").read_text())
+    assert record["summary"]["peak_resident_bytes"]["value"] <= limit
+    assert record["summary"]["test_accuracy"]["value"] > 0
+    assert list((out / "checkpoints").iterdir())
 
 
 def test_what_the_process_holds_is_taken_off() -> None:

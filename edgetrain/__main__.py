@@ -1,0 +1,5 @@
+"""`python -m edgetrain`: the same as `edgetrain`."""
+
+from edgetrain.cli import main
+
+main()
