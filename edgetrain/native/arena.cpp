@@ -245,12 +245,18 @@ int64_t et_touched() {
   return s.touched;
 }
 
-// From here to `et_stop`, requests of this thread are written down and, with `from_arena`, served from the arena.
-// False: another step is under way.
-bool et_start(const Entry* program, int64_t n, bool from_arena) {
+// Whether a step is under way.
+bool et_started() {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
-  if (s.writing) return false;
+  return s.writing;
+}
+
+// From here to `et_stop`, requests of this thread are written down and, with `from_arena`, served from the arena. One
+// step at a time: the caller has asked `et_started`.
+void et_start(const Entry* program, int64_t n, bool from_arena) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
   s.program = program;
   s.n_entries = n;
   s.from_arena = from_arena;
@@ -259,7 +265,6 @@ bool et_start(const Entry* program, int64_t n, bool from_arena) {
   for (auto& [pointer, block] : s.live) block.request = -1;
   s.writing = true;
   is_step_thread = true;
-  return true;
 }
 
 // Returns the number of events written down. `counts` gets: requests that were served otherwise than by the program,

@@ -82,7 +82,7 @@ def missing() -> str | None:
     library = load("arena")
     if isinstance(library, str):
         return library
-    for name in ("et_install", "et_reserve", "et_start"):
+    for name in ("et_install", "et_reserve", "et_started"):
         getattr(library, name).restype = ctypes.c_bool
     library.et_stop.restype = library.et_touched.restype = ctypes.c_int64
     library.et_reserve.argtypes = library.et_trim.argtypes = [ctypes.c_int64]
@@ -124,9 +124,10 @@ def _watch_alone(program: Program | None, *, from_arena: bool) -> Iterator[Recor
     library = _library()
     entries = None if program is None else ctypes.addressof(program._entries)
     recording = Recording()
-    if not library.et_start(entries, 0 if program is None else len(program), from_arena):
+    if library.et_started():
         raise InternalError("a step began within another")
-    try:
+    try:  # from before it starts: Ctrl-C may come as soon as it has
+        library.et_start(entries, 0 if program is None else len(program), from_arena)
         yield recording
     finally:
         counts = (ctypes.c_int64 * 5)()

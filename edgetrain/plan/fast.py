@@ -299,6 +299,9 @@ class Walk(ABC):
         """Make room and run the op. `uses`: the next uses of what it touches; None when it runs again."""
         ready = self.ready
         new = [s for s in ready.makes[at] if not self.live[s]]
+        again = [s for s in ready.makes[at] if self.live[s]]  # made beside the others: to evict it would gain nothing
+        for s in again:
+            self.lock(s)
         results = sum(ready.size[s] for s in new)
         over = None
         options: list[tuple[int, int]] = []
@@ -320,6 +323,9 @@ class Walk(ABC):
         for s in new:
             self.live[s] = 1
             self.held += ready.size[s]
+        for s in again:
+            self.locks[s] -= 1
+            self.settle(s)
         self.sequence.append(at)
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:

@@ -36,7 +36,10 @@ def in_order(graph: Graph, updates: Updates, workspace: Workspace) -> list[int]:
         return op.view and shown.isdisjoint(written) and any(t in read for t in op.creates)
 
     stay = [number for number in order if not follows(number)]
-    return lifetimes.with_views(graph, _Neighbours(graph, updates, workspace, stay).settled())
+    full = lifetimes.with_views(graph, _Neighbours(graph, updates, workspace, stay).settled())
+    if updates == "together":  # nothing else runs between them
+        full.sort(key=lambda number: graph.ops[number].phase == "update")
+    return full
 
 
 def early_order(graph: Graph) -> list[int]:

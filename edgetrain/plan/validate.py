@@ -98,7 +98,7 @@ class _Play:
     def _first_time(self, number: int) -> None:
         op = self.graph.ops[number]
         self.updating |= op.phase == "update"
-        apart = self.plan.updates != "together" or op.phase == "update" or op.view or not self.updating
+        apart = self.plan.updates != "together" or op.phase == "update" or not self.updating
         self._require(apart, f"{op.name} runs after an update, and the updates are to run together")
         for earlier in range(self.first_pending, number):
             if earlier not in self.done:
