@@ -53,6 +53,7 @@ import edgetrain as et
 AROUND_SEARCH_S = 2.0  # of the seconds allowed: a process is started, the graph is sent there, the plan is validated
 PROBE_ROUNDS = 3
 PROBES = 3
+AIM = 0.96  # of the memory that may be taken: what processes grow by differs from run to run
 NEAR = 0.95  # a process that grew by this part of what it may has a budget that is close enough
 
 
@@ -265,7 +266,7 @@ def _plans_to_measure(subject: Subject, found: Known, eager_bytes: int) -> list[
         ways.append(_ours(f"edgetrain at {shown}", subject, budget))
     for part in subject.growth:
         if part < 1:
-            ways.append(_ours(_grown_name(part), subject, _budget_for_growth(subject, found, part * eager_bytes)))
+            ways.append(_ours(_grown_name(part), subject, _budget_for_growth(subject, found, AIM * part * eager_bytes)))
     return ways
 
 

@@ -31,7 +31,8 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ from edgetrain.plan.problem import Problem
 DEPTH = 6
 REACH = 4  # where the chains are longer than a few ops, and the smallest peak alone is sought
 DEEPEST = 48
+MOST_VARIABLES = 4000  # for chains of more than DEPTH ops
 CLASS = "recompute of forward ops before ops of the backward pass that read activations, in chains of at most {} ops"
 
 Row = dict[int, float]
@@ -93,6 +95,10 @@ class Formulation:
         self.overwritten = {action.op: action.into for action in kept if action.into is not None}
         self.points = {s: list(uses) for s, uses in self.uses.items()}
         self.candidates = {t: self._candidates(t) for t in self.stages}
+        # stage → storage → the first recompute there that reads it
+        self.first_reader = {
+            t: {s: self.at[j] for j in reversed(found) for s in p.reads[j]} for t, found in self.candidates.items()
+        }
         self.cost: list[float] = []
         self.K = {(s, g): self._variable(0.0) for s, points in self.points.items() for g in range(len(points))}
         self.R = {(t, i): self._variable(p.costs.ops[i].again_s) for t in self.stages for i in self.candidates[t]}
@@ -185,12 +191,12 @@ class Formulation:
             for g in range(1, len(points)):
                 yield {**dict.fromkeys(self.present(s, points[g - 1]), -1.0), self.K[s, g]: 1.0}, 0.0
 
-    def memory(self) -> Iterator[_Memory]:
-        for index in range(len(self.ops)):
-            yield self._while_running(index)
-        for t in self.stages:
-            for i in self.candidates[t]:
-                yield self._while_recomputing(t, i)
+    def while_running(self) -> list[_Memory]:
+        return [self._while_running(index) for index in range(len(self.ops))]
+
+    def while_recomputing(self) -> list[list[_Memory]]:
+        """For each stage, a row for each op that may be recomputed before it."""
+        return [[self._while_recomputing(t, i) for i in self.candidates[t]] for t in self.stages]
 
     def _while_running(self, index: int) -> _Memory:
         p = self.problem
@@ -255,7 +261,7 @@ class Formulation:
             if s in own:
                 continue
             # It is kept for somebody: for what comes after this, or for a recompute before it that may end it.
-            before = any(s in p.reads[j] for j in self.candidates[t] if self.at[j] < self.at[i])
+            before = self.first_reader[t].get(s, len(self.ops)) < self.at[i]
             if s in needed or t not in self.points[s] or not before:
                 row[self.present(s, t)[0]] = float(p.size[s])
                 continue
@@ -424,6 +430,18 @@ def places_over(problem: Problem, order: Sequence[int], budget: float) -> list[P
     return found
 
 
+def _common(rows: Sequence[_Memory]) -> Row:
+    """The terms that are in most of the rows."""
+    count = Counter(term for row in rows for term in row.row.items())
+    return {v: a for (v, a), times in count.items() if 2 * times > len(rows)}
+
+
+def _without(row: Row, shared: Row) -> Row:
+    """What is left of a row when the shared terms are in it already."""
+    left = {v: row.get(v, 0.0) - shared.get(v, 0.0) for v in {**row, **shared}}
+    return {v: a for v, a in left.items() if a}
+
+
 class _Solver:
     """HiGHS with the rows of a formulation. Without a budget the budget itself is the objective."""
 
@@ -436,26 +454,33 @@ class _Solver:
         self._solved = (highspy.HighsModelStatus.kOptimal,)
         self._none = (highspy.HighsModelStatus.kInfeasible,)
         self._highs.setOptionValue("output_flag", False)
-        n = len(form.cost) + 1  # the last column is the budget, in megabytes
-        cost = np.array([*(form.cost if budget is not None else [0.0] * (n - 1)), float(budget is None)])
-        low, high = np.zeros(n), np.ones(n)
-        high[-1] = math.inf
-        if budget is not None:
-            low[-1] = high[-1] = budget / 1e6
-        self._highs.addVars(n, low, high)
-        columns = np.arange(n, dtype=np.int32)
-        self._highs.changeColsCost(n, columns, cost)
-        kinds = np.full(n, highspy.HighsVarType.kInteger)
-        kinds[-1] = highspy.HighsVarType.kContinuous
-        self._highs.changeColsIntegrality(n, columns, kinds)
+        # After the decisions: the budget in megabytes, and for each stage what all its recomputes have in common.
+        again = form.while_recomputing()
+        self._shared = [_common(rows) for rows in again]
+        n, m = len(form.cost), len(form.cost) + 1 + len(self._shared)
+        cost, low, high = np.zeros(m), np.zeros(m), np.ones(m)
+        high[n:] = math.inf
+        if budget is None:
+            cost[n] = 1.0
+        else:
+            cost[:n] = form.cost
+            low[n] = high[n] = budget / 1e6
+        self._highs.addVars(m, low, high)
+        columns = np.arange(m, dtype=np.int32)
+        self._highs.changeColsCost(m, columns, cost)
+        kinds = np.full(m, highspy.HighsVarType.kInteger)
+        kinds[n:] = highspy.HighsVarType.kContinuous
+        self._highs.changeColsIntegrality(m, columns, kinds)
         self._add(list(form.logic()))
-        self.forbid(form.memory())
+        self.forbid(form.while_running())
+        for at, (shared, rows) in enumerate(zip(self._shared, again, strict=True)):
+            self._add([({**{v: a / 1e6 for v, a in shared.items()}, n + 1 + at: -1.0}, 0.0)])
+            self.forbid([_Memory(_without(row.row, shared), row.fixed_bytes) for row in rows], also=n + 1 + at)
 
-    def forbid(self, rows: Iterator[_Memory] | list[_Memory]) -> None:
-        last = len(self.form.cost)
-        self._add([
-            ({**{v: a / 1e6 for v, a in m.row.items()}, last: -1.0}, -m.fixed_bytes / 1e6) for m in rows
-        ])  # fmt: skip
+    def forbid(self, rows: Iterable[_Memory], *, also: int | None = None) -> None:
+        """also: a variable that is part of each row."""
+        limit = {len(self.form.cost): -1.0} | ({} if also is None else {also: 1.0})
+        self._add([({v: a / 1e6 for v, a in m.row.items()} | limit, -m.fixed_bytes / 1e6) for m in rows])
 
     def _add(self, rows: list[tuple[Row, float]]) -> None:
         index = [v for row, _ in rows for v in row]
@@ -470,7 +495,8 @@ class _Solver:
         import highspy
 
         solution = highspy.HighsSolution()
-        solution.col_value = [*values, 0.0 if self.budget is None else self.budget / 1e6]
+        shared = [sum(a * values[v] for v, a in row.items()) / 1e6 for row in self._shared]
+        solution.col_value = [*values, 0.0 if self.budget is None else self.budget / 1e6, *shared]
         self._highs.setSolution(solution)
 
     def run(self, time_limit_s: float, relative_gap: float, absolute_gap: float) -> None:
@@ -488,7 +514,7 @@ class _Solver:
     def values(self) -> Values | None:
         if self._highs.getInfo().primal_solution_status != 2:
             return None
-        return np.array(self._highs.getSolution().col_value)[:-1]
+        return np.array(self._highs.getSolution().col_value)[: len(self.form.cost)]
 
     @property
     def bound(self) -> float:
@@ -503,16 +529,24 @@ def optimal(
     start: Sequence[int] | None = None,
     time_limit_s: float = 10.0,
     gap: float = 0.005,
-    depth: int = DEPTH,
 ) -> Found:
     """The order of least time within the budget. It stops when the time of the whole step is within `gap` of the bound,
     or when the time is up."""
     end = time.monotonic() + time_limit_s
+    depth = _depth(problem)
     while True:
         found = _at_depth(problem, budget_bytes, start, end, gap, depth)
         if not found.infeasible or depth >= min(DEEPEST, len(problem.order)) or time.monotonic() > end:
             return found
         depth *= 2
+
+
+def _depth(problem: Problem) -> int:
+    """Longer chains for smaller problems: the class is larger, and with more points its relaxation is tighter."""
+    depth = DEPTH
+    while depth < 2 * DEPTH and len(Formulation(problem, depth=depth + 2).cost) <= MOST_VARIABLES:
+        depth += 2
+    return depth
 
 
 def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int) -> Found:

@@ -47,7 +47,7 @@ def test_no_row_counts_more_than_a_schedule_of_the_class_holds(name: str, update
     solutions = {order: values for order in orders(task) if (values := in_class(form, order)) is not None}
     assert len(solutions) > 5
     lowest = min(task.peak_bytes(order) for order in solutions)
-    rows = list(form.memory())
+    rows = [*form.while_running(), *(row for rows in form.while_recomputing() for row in rows)]
     for order, values in solutions.items():
         rows += [form.cut(values, place) for place in places_over(task, order, lowest) if place.again]
     for order, values in solutions.items():
