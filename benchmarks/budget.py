@@ -63,14 +63,15 @@ class Subject:
 
     extra:     fraction of the memory → the extra time that its plan may take, as a part of the step.
     growth:    part of the resident memory that eager training grows by → the time, as a part of eager's. 1 is keep-all.
+               None, here and in extra: shown, and nothing is asked.
     predicted: fractions whose predicted times are compared.
     """
 
     case: Case
     plan_s: float
     gap: float
-    extra: Mapping[float, float]
-    growth: Mapping[float, float] = field(default_factory=dict)
+    extra: Mapping[float, float | None]
+    growth: Mapping[float, float | None] = field(default_factory=dict)
     predicted: tuple[float, ...] = ()
 
     @property
@@ -100,13 +101,16 @@ SUBJECTS = (
         growth={1.0: 0.75, 0.33: 0.9, 0.25: 1.0, 0.18: 1.2},
         predicted=(1.0, 0.9, 0.75, 0.6, 0.5, 0.35, 0.25),
     ),
-    Subject(Case("resnet50", 8, "sgd"), plan_s=60, gap=0.05, extra={0.5: 0.06, 0.3: 0.14}),
+    Subject(
+        Case("resnet50", 8, "sgd"), plan_s=60, gap=0.05, extra={0.5: 0.06, 0.3: 0.14}, growth={1.0: None, 0.5: None}
+    ),
+    Subject(Case("squeezenet", 16, "sgd"), plan_s=10, gap=0.01, extra={0.5: None}, growth={1.0: None, 0.5: None}),
     Subject(Case("bert_small", 8, "adamw"), plan_s=10, gap=0.02, extra={0.5: 0.16}, predicted=(1.0, 0.7, 0.5)),
 )
 BATCHES = Batches("mobilenet_v2", 4, tuple(range(16, 129, 8)), 32, 10**9, 1.3)
 
 # The same in seconds and in few megabytes: whether everything works, not how well.
-_SMALL = {"mobilenet_v2": (0.35, 64), "resnet50": (0.125, 64), "bert_small": (0.125, 128)}
+_SMALL = {"mobilenet_v2": (0.35, 64), "resnet50": (0.125, 64), "squeezenet": (1.0, 64), "bert_small": (0.125, 128)}
 SMALL_BATCHES = replace(BATCHES, base=96, tried=(8, 16), large=8)
 
 
@@ -223,7 +227,7 @@ def measured(subject: Subject, rounds: int, compile_too: bool) -> dict[str, Any]
     say(f"{case.model}: {rounds} rounds")
     times, memory = take_turns(case, [*plain(case), *ours, *others], rounds)
     best = faster(times)
-    limits = {_grown_name(part): (part, time_ratio) for part, time_ratio in subject.growth.items()}
+    limits = {_grown_name(part): (part, limit) for part, limit in subject.growth.items() if limit is not None}
     return {
         "batch": case.batch,
         "rounds": rounds,
