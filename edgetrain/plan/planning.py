@@ -30,6 +30,7 @@ from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
 SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr}
+STARTS = 48  # greedy walks from which the best one is what "optimal" starts from: half a second
 SMALLEST = "as small as can be"
 SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought
 PLANNERS = ("auto", "keep-all", "optimal", *SIMPLE)
@@ -125,7 +126,7 @@ class _Planning:
         """below: a plan for a smaller budget."""
         task = self.task
         least = self._known(SMALLEST).keeping(budget)
-        starts = [fast(task, budget), *(plan.order for plan in (below, least) if plan is not None)]
+        starts = [fast(task, budget, tries=STARTS), *(plan.order for plan in (below, least) if plan is not None)]
         start = min((order for order in starts if order is not None), key=task.costs.time_s, default=None)
         try:
             # In a process of its own: the solver's 50 MB and more go with it.
