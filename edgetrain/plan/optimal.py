@@ -451,8 +451,7 @@ class _Solver:
         self.form, self.budget = form, budget
         self._highs: Any = highspy.Highs()
         self._infinity = highspy.kHighsInf
-        self._solved = (highspy.HighsModelStatus.kOptimal,)
-        self._none = (highspy.HighsModelStatus.kInfeasible,)
+        self._none = highspy.HighsModelStatus.kInfeasible
         self._highs.setOptionValue("output_flag", False)
         # After the decisions: the budget in megabytes, and for each stage what all its recomputes have in common.
         again = form.while_recomputing()
@@ -508,7 +507,7 @@ class _Solver:
 
     @property
     def infeasible(self) -> bool:
-        return self._highs.getModelStatus() in self._none
+        return bool(self._highs.getModelStatus() == self._none)
 
     @property
     def values(self) -> Values | None:

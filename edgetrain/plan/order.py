@@ -114,9 +114,6 @@ class _Neighbours:
         self.order[at], self.order[at + 1] = b, a
         self.last.update(dict.fromkeys(ends_b, at))
         self.last.update(dict.fromkeys(ends_a, at + 1))
-        for s in self.touched[a] - shared:
-            if self.last.get(s) == at and s not in ends_b:
-                self.last[s] = at + 1
         return True
 
     def _may_swap(self, a: int, b: int) -> bool:

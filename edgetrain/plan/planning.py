@@ -25,7 +25,7 @@ from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
 from edgetrain.plan.optimal import Found, optimal, smallest
 from edgetrain.plan.plan import Bound, Compute, Exact, Free, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.process import left_for_tensors
+from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
@@ -63,8 +63,17 @@ def plan(
         if getattr(budget, name) is not None:
             raise UserError(f"a budget of {name} is not kept yet", next_step="give memory_bytes alone")
     task = problem(graph, costs, updates or keep_all(graph).updates)
-    memory_bytes = _memory_bytes(task, budget)
-    made = _Planning(task, planner, time_limit_s, use_cache, solver_bytes).within(memory_bytes)
+    memory_bytes, left = budget.memory_bytes, None
+    if budget.process_memory_bytes is not None:
+        left = left_for_tensors(graph, budget.process_memory_bytes)
+        memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
+        solver_bytes = solver_bytes or left - task.keep_all.persistent_bytes
+    try:
+        made = _Planning(task, planner, time_limit_s, use_cache, solver_bytes).within(memory_bytes)
+    except Infeasible as answer:
+        if left is None or budget.process_memory_bytes is None or left != memory_bytes:
+            raise
+        raise in_process(answer, left, budget.process_memory_bytes) from None
     made = replace(made, exact=exactness(graph, exact))
     validate(graph, made)
     return made
@@ -73,13 +82,6 @@ def plan(
 def check_planner(planner: str) -> None:
     if planner not in PLANNERS:
         raise UserError(f"there is no planner {planner!r}", expected=", ".join(PLANNERS))
-
-
-def _memory_bytes(task: Problem, budget: Budget) -> int | None:
-    if budget.process_memory_bytes is None:
-        return budget.memory_bytes
-    left = left_for_tensors(task.graph, budget.process_memory_bytes)
-    return left if budget.memory_bytes is None else min(left, budget.memory_bytes)
 
 
 @dataclass(frozen=True)

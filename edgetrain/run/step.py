@@ -101,7 +101,8 @@ def prepare(
     """Capture, plan and compile a training step for batches like `example`.
 
     memory: bounds every byte that the step's tensors take: parameters, buffers, optimizer state, inputs, activations,
-    gradients, and the workspace of kernels. A number of bytes, or "300MB".
+    gradients, and the workspace of kernels. A number of bytes, or "300MB". What the model holds beside, untouched by
+    the step, is not counted.
     process_memory: bounds the resident memory of the process, from now on.
     planner: "auto", "keep-all", "optimal", "fast", "chen" or "dtr"; plan_time_s is for the search of "optimal".
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);

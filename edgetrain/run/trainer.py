@@ -30,7 +30,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,8 +47,8 @@ from edgetrain.measure.record import Record, RunFolder, Status, Value, explained
 from edgetrain.run import checkpoint as checkpoints
 from edgetrain.run.arena import from_arena
 from edgetrain.run.checkpoint import Checkpoint, State, rng_preserved
+from edgetrain.run.learning_rate import Schedule, ScheduleKind, scheduler, set_base_lr
 
-ScheduleKind = Literal["constant", "cosine", "step"]
 Phase = Literal["train", "evaluate", "checkpoint"]
 Step = Callable[..., Tensor]
 Evaluate = Callable[..., tuple[float | Tensor, float | Tensor, int]]
@@ -96,31 +95,6 @@ class TrainConfig:
             raise _bad_setting("lr", "a positive number", self.lr)
         if self.schedule not in get_args(ScheduleKind):
             raise _bad_setting("schedule", " or ".join(get_args(ScheduleKind)), self.schedule)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate as a fraction of its full value, by samples seen.
-
-    first_batch: the batch size the run began with; a warm-up given in steps means steps of this size.
-    """
-
-    kind: ScheduleKind
-    warmup_samples: int
-    first_batch: int
-    total_samples: int
-
-    def factor(self, samples: int) -> float:
-        """The fraction for the step that begins after `samples` samples: above 0, at most 1."""
-        if samples < self.warmup_samples:
-            return min(1.0, (samples + self.first_batch) / self.warmup_samples)
-        left = max(1, self.total_samples - self.warmup_samples)
-        progress = min(1.0, (samples - self.warmup_samples) / left)
-        if self.kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        if self.kind == "step":
-            return 0.01 if progress >= 0.75 else 0.1 if progress >= 0.5 else 1.0
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -282,10 +256,10 @@ class _Loop:
             _seed(self.config.seed)
         else:
             first_batch = self._resume(found)
-        self.messages += _set_base_lr(self.optimizer, self.config.lr, resumed=found is not None)
+        self.messages += set_base_lr(self.optimizer, self.config.lr, resumed=found is not None)
         warmup_samples = self.config.warmup_steps * first_batch
         self.schedule = Schedule(self.config.schedule, warmup_samples, first_batch, self.total)
-        self.scheduler = _scheduler(self.optimizer, lambda _: self.schedule.factor(self.samples))
+        self.scheduler = scheduler(self.optimizer, lambda _: self.schedule.factor(self.samples))
 
     def open_metrics(self, *, resumed: bool) -> None:
         """Cut off what is from after the position, so that the file reads as one run."""
@@ -496,28 +470,6 @@ def _order(seed: int, epoch: int, length: int) -> Tensor:
     mixed = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(mixed[:7], "little"))
     return torch.randperm(length, generator=generator)
-
-
-def _set_base_lr(optimizer: Optimizer, lr: float | None, *, resumed: bool) -> list[str]:
-    """Set the full learning rate of each group; give back a message where a resumed run changes it."""
-    messages = []
-    for group in optimizer.param_groups:
-        before = float(group.get("initial_lr", group["lr"]))
-        group["initial_lr"] = before if lr is None else lr
-        if resumed and group["initial_lr"] != before:
-            messages.append(f"The learning rate is {lr:g} from here on; it was {before:g}.")
-    return messages[:1]
-
-
-def _scheduler(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
-    """A scheduler that has set the learning rate of the first step."""
-    scheduler = LambdaLR(optimizer, factor)
-    with warnings.catch_warnings():
-        # A captured step updates without optimizer.step(), of which the second call of step() would warn. The
-        # factor does not count calls, so one more changes nothing.
-        warnings.simplefilter("ignore", UserWarning)
-        scheduler.step()
-    return scheduler
 
 
 def _seed(seed: int) -> None:

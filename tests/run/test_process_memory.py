@@ -165,3 +165,14 @@ def test_an_impossible_bound_names_the_smallest_process() -> None:
     step = prepare(caught.value.smallest_bytes + 20_000_000)  # what the process holds varies by a little
     assert step.plan.recomputed or step.plan.peak_bytes < caught.value.smallest_bytes
     assert torch.isfinite(step(x))
+
+
+def test_a_plan_for_a_process_speaks_of_the_process() -> None:
+    model = nn.Linear(2048, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = et.capture(model, lambda m, x: m(x).sum(), optimizer, (torch.randn(4096, 2048),))
+    costs = et.measure_costs(graph, rounds=1)
+    bound = process.resident_bytes() - arena.resident_bytes() + process.RESERVE_BYTES + 45_000_000
+    with pytest.raises(et.Infeasible, match=r"next step: ask for process_memory=\d+") as caught:
+        et.plan(graph, costs, et.Budget(process_memory_bytes=bound))
+    assert caught.value.smallest_bytes > bound
