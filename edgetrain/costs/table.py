@@ -1,6 +1,7 @@
-"""What each op of a graph costs: seconds, and the memory that its kernel asks for.
+"""What each op of a graph costs: seconds, joules, the memory that its kernel asks for; and what moving bytes to storage
+and back costs.
 
-In:  a measurement here (`measured.py`), or numbers of your own.
+In:  a measurement here (`measured.py`), a model of a device (`model.py`), or numbers of your own.
 Out: `Costs`, one `OpCost` for each op of one graph; saved, read back equal, refused for another graph.
 """
 
@@ -9,14 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from edgetrain.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 Origin = Literal["measured", "modelled"]
 # How an op is run: for the first time, again (without its side effects), or over one of its inputs.
 Way = Literal["first", "again", "over"]
@@ -29,10 +30,12 @@ class Run:
 
     events: what the kernel asks of the allocator: each request as its bytes, each return as -1 - the number of the
     request within the op. What is not returned is its results.
+    energy_j: above what the device takes when it idles; None where nothing tells.
     """
 
     time_s: float
     events: tuple[int, ...] = ()
+    energy_j: float | None = None
 
     @property
     def most_bytes(self) -> int:
@@ -70,12 +73,42 @@ class OpCost:
         return self.run("again").time_s
 
 
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Storage that tensors go to and come back from, one transfer at a time.
+
+    power_w: what a transfer takes above what the device takes when it idles; None where nothing tells.
+    """
+
+    in_bytes_s: float
+    out_bytes_s: float
+    in_latency_s: float = 0.0
+    out_latency_s: float = 0.0
+    power_w: float | None = None
+
+    def in_s(self, n_bytes: int) -> float:
+        return self.in_latency_s + n_bytes / self.in_bytes_s
+
+    def out_s(self, n_bytes: int) -> float:
+        return self.out_latency_s + n_bytes / self.out_bytes_s
+
+
 @dataclass(frozen=True)
 class Costs:
+    """
+    store:   None where nothing can be paged.
+    idle_w:  what the device takes all the while, whatever runs; None where nothing tells.
+    uncertainty: of modelled costs: the true time of a step lies within this part of the modelled one, two times of
+             three. None for measured ones.
+    """
+
     graph_key: str
     origin: Origin
     ops: tuple[OpCost, ...]
     about: Mapping[str, str] = field(default_factory=dict)  # machine, threads, versions
+    store: Store | None = None
+    idle_w: float | None = None
+    uncertainty: float | None = None
 
     @cached_property
     def workspace_bytes(self) -> dict[Way, dict[int, int]]:
@@ -113,14 +146,24 @@ class Costs:
 
 
 def run_to_json(run: Run) -> list[Any]:
-    return [run.time_s, list(run.events)]
+    return [run.time_s, list(run.events)] + ([] if run.energy_j is None else [run.energy_j])
 
 
 def run_from_json(data: Any) -> Run:
-    time_s, events = data
-    if not isinstance(time_s, float | int) or not math.isfinite(time_s) or time_s < 0:
-        raise ValueError(f"a time is {time_s!r}")
-    return Run(float(time_s), tuple(_events(events)))
+    time_s, events, *energy_j = data
+    if len(energy_j) > 1:
+        raise ValueError(f"a run is {data!r}")
+    return Run(_number(time_s), tuple(_events(events)), _number(energy_j[0]) if energy_j else None)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, float | int) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"a time, an energy or a rate is {value!r}")
+    return float(value)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _events(events: Any) -> Iterator[int]:
@@ -142,6 +185,9 @@ def to_json(costs: Costs) -> dict[str, Any]:
         "graph_key": costs.graph_key,
         "origin": costs.origin,
         "about": dict(costs.about),
+        "store": None if costs.store is None else asdict(costs.store),
+        "idle_w": costs.idle_w,
+        "uncertainty": costs.uncertainty,
         "ops": ops,
     }
 
@@ -159,4 +205,15 @@ def from_json(data: Mapping[str, Any]) -> Costs:
         data["origin"],
         tuple(ops),
         {str(key): str(value) for key, value in data["about"].items()},
+        None if data["store"] is None else _store(data["store"]),
+        _number_or_none(data["idle_w"]),
+        _number_or_none(data["uncertainty"]),
     )
+
+
+def _store(data: Mapping[str, Any]) -> Store:
+    power_w = _number_or_none(data["power_w"])
+    store = Store(power_w=power_w, **{name: _number(value) for name, value in data.items() if name != "power_w"})
+    if not (store.in_bytes_s > 0 and store.out_bytes_s > 0):
+        raise ValueError(f"a store moves nothing: {data!r}")
+    return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.costs.table import WAYS, Costs, OpCost, Run, from_json, to_json
+from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Store, from_json, to_json
 from edgetrain.errors import UserError
 
 
@@ -27,7 +28,7 @@ def runs(draw: st.DrawFn) -> Run:
             requests += 1
         elif open_:
             events.append(-1 - open_.pop(draw(st.integers(0, len(open_) - 1))))
-    return Run(draw(st.floats(0, 1e6)), tuple(events))
+    return Run(draw(st.floats(0, 1e6)), tuple(events), draw(st.none() | st.floats(0, 1e6)))
 
 
 @st.composite
@@ -35,7 +36,11 @@ def costs(draw: st.DrawFn) -> Costs:
     others = st.dictionaries(st.sampled_from(WAYS[1:]), runs())
     ops = draw(st.lists(st.builds(lambda first, rest: OpCost({"first": first, **rest}), runs(), others), max_size=5))
     about = draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
-    return Costs(draw(st.text(max_size=8)), draw(st.sampled_from(["measured", "modelled"])), tuple(ops), about)
+    rate, amount = st.floats(1e-3, 1e12), st.floats(0, 1e3)
+    store = draw(st.none() | st.builds(Store, rate, rate, amount, amount, st.none() | amount))
+    origin = draw(st.sampled_from(["measured", "modelled"]))
+    idle_w, uncertainty = draw(st.none() | amount), draw(st.none() | amount)
+    return Costs(draw(st.text(max_size=8)), origin, tuple(ops), about, store, idle_w, uncertainty)
 
 
 SMALL = Costs("key", "measured", (OpCost({"first": Run(0.5, (8, 16, -1))}), OpCost({"first": Run(0.25)})), {"a": "b"})
@@ -101,7 +106,7 @@ MALFORMED = {
     "a list": "[]",
     "a number": "3",
     "nothing": "null",
-    "another schema": changed(**{"edgetrain costs": 2}),
+    "another schema": changed(**{"edgetrain costs": 1}),
     "no schema": "{}",
     "another origin": changed(origin="guessed"),
     "ops are a number": changed(ops=3),
@@ -110,7 +115,12 @@ MALFORMED = {
     "no first way": changed(ops=[{"again": [0.1, []]}]),
     "an unknown way": changed(ops=[{"first": [0.1, []], "later": [0.1, []]}]),
     "a run of one part": with_first([0.1]),
-    "a run of three parts": with_first([0.1, [], 3]),
+    "a run of four parts": with_first([0.1, [], 3, 4]),
+    "energy below nought": with_first([0.1, [], -3]),
+    "a store that stands still": changed(store=asdict(Store(0.0, 1.0))),
+    "a store without a rate": changed(store={"in_bytes_s": 1.0, "power_w": None}),
+    "a store of something else": changed(store=asdict(Store(1.0, 1.0)) | {"colour": 1.0}),
+    "power is text": changed(idle_w="much"),
     "a run is nothing": with_first(None),
     "time below nought": with_first([-0.1, []]),
     "time is text": with_first(["soon", []]),
