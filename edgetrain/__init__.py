@@ -3,11 +3,13 @@ training really costs.
 
 The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
 `capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.
-`prepare` does all of it.
+`prepare` does all of it. `model_costs` takes the place of `measure_costs` for a device that is not here.
 """
 
 from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.model import model_costs
 from edgetrain.costs.table import Costs
+from edgetrain.devices.device import Device
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph
@@ -27,6 +29,7 @@ __all__ = [
     "Budget",
     "CompiledStep",
     "Costs",
+    "Device",
     "EdgetrainError",
     "Graph",
     "Infeasible",
@@ -41,6 +44,7 @@ __all__ = [
     "compile",
     "keep_all",
     "measure_costs",
+    "model_costs",
     "plan",
     "prepare",
     "verify",

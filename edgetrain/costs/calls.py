@@ -75,6 +75,13 @@ def key(graph: Graph, what: Call) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def made_bytes(graph: Graph, op: Op, *, without: int | None = None) -> tuple[int, ...]:
+    """The bytes of each storage that the op makes, but for that of one tensor."""
+    read = {graph.tensors[t].storage for t in op.reads}
+    made = dict.fromkeys(graph.tensors[t].storage for t in op.creates if t != without)
+    return tuple(graph.storages[s].n_bytes for s in made if s not in read)
+
+
 class Pool:
     """Numbers from which the arguments of one call after the other are cut. It is as large as the call at hand needs,
     or somewhat larger: calls with the largest arguments should come first."""

@@ -81,20 +81,14 @@ def measure_costs(
 
 def _needs(graph: Graph, call: calls.Call) -> int:
     """What a call takes at least: its arguments and, unless it overwrites one of them, its results."""
-    return calls.read_bytes(graph, call) + (0 if call.over is not None else sum(_made_bytes(graph, call.op)))
-
-
-def _made_bytes(graph: Graph, op: Op) -> tuple[int, ...]:
-    read = {graph.tensors[t].storage for t in op.reads}
-    made = dict.fromkeys(graph.tensors[t].storage for t in op.creates)
-    return tuple(graph.storages[s].n_bytes for s in made if s not in read)
+    return calls.read_bytes(graph, call) + (0 if call.over is not None else sum(calls.made_bytes(graph, call.op)))
 
 
 def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
     found: dict[Way, Run] = {way: run for way, run in measured.items() if run is not None}
     if "first" not in found:
         time_s = max((run.time_s for run in found.values()), default=0.0)
-        found["first"] = Run(time_s, _made_bytes(graph, op))
+        found["first"] = Run(time_s, calls.made_bytes(graph, op))
     return OpCost(found)
 
 

@@ -52,7 +52,7 @@ class Work:
     """
     flops:         operations on numbers of the tensors' type.
     columns_bytes: what a convolution lays out when it runs as a matrix product; 0 for one that needs no layout
-                   (1×1 with stride 1), and for all other ops.
+                   (1×1 with stride 1), for depthwise ones, which have kernels of their own, and for all other ops.
     """
 
     kind: Kind
@@ -126,9 +126,10 @@ def _convolution(graph: Graph, op: Op, *, backward: bool, read: int, written: in
     batch, places, taps = large.shape[0], math.prod(large.shape[2:]), math.prod(weight.shape[2:])
     flops = times * 2 * batch * places * taps * weight.shape[0] * weight.shape[1]
     channels = y.shape[1] if transposed else x.shape[1]
-    plain = taps == 1 and isinstance(stride, tuple) and all(s == 1 for s in stride)
-    columns = 0 if plain else times * batch * places * taps * channels * ITEM_BYTES[x.dtype]
     kind: Kind = "depthwise" if groups > 1 and groups == x.shape[1] else "conv"
+    plain = taps == 1 and isinstance(stride, tuple) and all(s == 1 for s in stride)
+    laid_out = kind == "conv" and not plain
+    columns = times * batch * places * taps * channels * ITEM_BYTES[x.dtype] if laid_out else 0
     return Work(kind, flops, read, written, columns)
 
 

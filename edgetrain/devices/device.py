@@ -1,0 +1,423 @@
+"""What a device can do, as plain data from a small TOML file.
+
+In:  the name of a file in this folder ("rpi4"), or the path of one of your own.
+Out: `Device`: processors with operations a second by kind of op, memory in regions, flash, storage to page to, power, and
+     the library that trains there. Every number is a `Quantity`: a value in SI units, where it comes from, and how far
+     off it may be.
+
+A file is checked strictly: a key that is missing or unknown, a number that is negative or none at all, a quantity
+without a source is a `UserError` that names the file and the place in it.
+
+    name = "Raspberry Pi 4B"
+    kind = "board"                                  phone, board or microcontroller
+    chip = "Broadcom BCM2711"
+    runs_on = "cpu"                                 the processor that trains, unless another is asked for
+    notes = ["…"]                                   what a reader should know                          (optional)
+
+    [processors.cpu]                                one table a processor: cores of one type, a GPU, an integer unit
+    kind = "cpu"                                    cpu, gpu or integer
+    core = "Cortex-A72"
+    cores = 4
+    source = "BCM2711 data sheet"                   of core and cores
+    frequency_hz = { value = 1.5e9, source = "…" }
+    conv_flop_s = { value = 1.7e10, source = "estimate: …", plus_minus = 0.6 }
+    depthwise_flop_s, dense_flop_s, elementwise_flop_s, int8_op_s, power_w      (those that are known)
+
+    [memory]
+    bandwidth_bytes_s = { … }
+    [[memory.ram]]                                  one a region; microcontrollers have several
+    name = "LPDDR4"
+    n_bytes = { … }
+    address = 0x20000000                            (optional, for firmware)
+    [[memory.flash]]                                the same, where programs lie in flash               (optional)
+
+    [storage]                                       what tensors can be paged to                       (optional)
+    name = "SD card"
+    in_bytes_s, out_bytes_s, in_latency_s, out_latency_s, power_w
+
+    [power]
+    idle_w = { … }                                                                                     (optional)
+
+    [library]                                       what runs the training there: see `Library`
+    [[published]]                                   numbers in print that contradict those above       (optional)
+    of = "cpu.dense_flop_s"
+    value, source
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from edgetrain.errors import UserError
+
+FOLDER = Path(__file__).parent
+DeviceKind = Literal["phone", "board", "microcontroller"]
+ProcessorKind = Literal["cpu", "gpu", "integer"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number in SI units.
+
+    plus_minus: the true value lies within this part of it, two times of three; 0 where it is exact.
+    """
+
+    value: float
+    source: str
+    plus_minus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Cores of one type, all of them together. Rates are what a training library reaches, not what the data sheet says.
+
+    conv, depthwise, dense, elementwise: float32 operations a second (an addition is one, a multiplication is one).
+    int8_op_s: the same for 8-bit integers. power_w: at full load, above what the device takes when it idles.
+    """
+
+    name: str
+    kind: ProcessorKind
+    core: str
+    cores: int
+    source: str
+    frequency_hz: Quantity | None = None
+    conv_flop_s: Quantity | None = None
+    depthwise_flop_s: Quantity | None = None
+    dense_flop_s: Quantity | None = None
+    elementwise_flop_s: Quantity | None = None
+    int8_op_s: Quantity | None = None
+    power_w: Quantity | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Every rate that a float32 training step needs is known."""
+        return None not in (self.conv_flop_s, self.depthwise_flop_s, self.dense_flop_s, self.elementwise_flop_s)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A block of memory that a program can use."""
+
+    name: str
+    n_bytes: Quantity
+    address: int | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """bandwidth_bytes_s: what a training library reaches, reads and writes together."""
+
+    bandwidth_bytes_s: Quantity
+    ram: tuple[Region, ...]
+    flash: tuple[Region, ...] = ()
+
+    @property
+    def ram_bytes(self) -> int:
+        return int(sum(region.n_bytes.value for region in self.ram))
+
+    @property
+    def flash_bytes(self) -> int:
+        return int(sum(region.n_bytes.value for region in self.flash))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """power_w: of a transfer, above what the device takes when it idles."""
+
+    name: str
+    in_bytes_s: Quantity
+    out_bytes_s: Quantity
+    in_latency_s: Quantity
+    out_latency_s: Quantity
+    power_w: Quantity | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """What runs the training there.
+
+    overhead_s:  the time of an op that computes nothing.
+    overlaps:    an op computes while it moves its data, so that the slower of the two is its time. A library that lays
+                 data out by ops of their own, before and after the arithmetic, takes the sum of the two.
+    What its process holds at the peak of a step that keeps all (`costs.model.resident_bytes`), where that is known:
+    base_bytes + lasting × parameters + held × results of the forward pass + columns × what convolutions lay out.
+    """
+
+    name: str
+    overhead_s: Quantity
+    overlaps: bool
+    base_bytes: Quantity | None = None
+    lasting: Quantity | None = None
+    held: Quantity | None = None
+    columns: Quantity | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number in print that contradicts the one used; `of` names that one, as `Device.quantities` does."""
+
+    of: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """key: the name that `load` takes."""
+
+    key: str
+    name: str
+    kind: DeviceKind
+    chip: str
+    runs_on: str
+    processors: Mapping[str, Processor]
+    memory: Memory
+    library: Library
+    storage: Storage | None = None
+    idle_w: Quantity | None = None
+    notes: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+
+    @property
+    def processor(self) -> Processor:
+        return self.processors[self.runs_on]
+
+    def quantities(self) -> Iterator[tuple[str, Quantity]]:
+        """Every number with a name: `cpu.dense_flop_s`, `memory.bandwidth_bytes_s`, `storage.in_latency_s`, …"""
+        for name, processor in self.processors.items():
+            yield from _named(name, processor)
+        yield from _named("memory", self.memory)
+        for sort, regions in (("ram", self.memory.ram), ("flash", self.memory.flash)):
+            yield from ((f"{sort}.{region.name}", region.n_bytes) for region in regions)
+        if self.storage is not None:
+            yield from _named("storage", self.storage)
+        if self.idle_w is not None:
+            yield "power.idle_w", self.idle_w
+        yield from _named("library", self.library)
+
+
+def _named(prefix: str, part: Processor | Memory | Storage | Library) -> Iterator[tuple[str, Quantity]]:
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Quantity):
+            yield f"{prefix}.{field.name}", value
+
+
+# ---- from a name to a device
+
+
+def names() -> tuple[str, ...]:
+    """The devices that come with the package."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+def load(name_or_path: str | Path) -> Device:
+    """The device of that name, or the one that a file of your own describes (a path that ends with .toml)."""
+    if isinstance(name_or_path, Path) or name_or_path.endswith(".toml"):
+        return _read(Path(name_or_path))
+    key = name_or_path.strip().lower().replace("-", "_").replace(" ", "_")
+    if key in names():
+        return _read(FOLDER / f"{key}.toml")
+    close = difflib.get_close_matches(key, names(), n=3, cutoff=0.4)
+    raise UserError(
+        f"there is no device named {name_or_path!r}",
+        expected="one of " + ", ".join(names()) + ", or the path of a .toml file",
+        next_step=f"did you mean {' or '.join(close)}?" if close else "choose one of these: `edgetrain devices`",
+    )
+
+
+def _read(path: Path) -> Device:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"there is no device file {path}", next_step="`edgetrain devices` lists those known") from error
+    except OSError as error:
+        raise UserError(f"the device file {path} cannot be read", received=str(error)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a TOML file", received=str(error)) from error
+    return _device(_Table(data, "", path), path.stem)
+
+
+# ---- from a file to data, strictly
+
+
+@dataclass
+class _Table:
+    """One table of a file. What was asked for is ticked off; `end` refuses what is left."""
+
+    data: Mapping[str, Any]
+    place: str
+    file: Path
+
+    def __post_init__(self) -> None:
+        self.left = set(self.data)
+
+    def wrong(self, key: str, expected: str) -> UserError:
+        received = repr(self.data[key]) if key in self.data else "nothing"
+        return UserError(f"{self.file}: {self.place}{key} is wrong", expected=expected, received=received)
+
+    def take(self, key: str) -> Any:
+        self.left.discard(key)
+        return self.data.get(key)
+
+    def text(self, key: str) -> str:
+        value = self.take(key)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, "a text")
+        return value
+
+    def word(self, key: str, words: tuple[str, ...]) -> Any:
+        value = self.take(key)
+        if not isinstance(value, str) or value not in words:
+            raise self.wrong(key, " or ".join(words))
+        return value
+
+    def whole(self, key: str, least: int) -> int:
+        value = self.take(key)
+        if type(value) is not int or value < least:
+            raise self.wrong(key, f"a whole number, {least} or more")
+        return value
+
+    def number(self, key: str, *, positive: bool) -> float:
+        value = self.take(key)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or value < 0 or (positive and value == 0):
+            raise self.wrong(key, "a number above 0" if positive else "a number, 0 or more")
+        return float(value)
+
+    def truth(self, key: str) -> bool:
+        value = self.take(key)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def table(self, key: str) -> _Table:
+        value = self.take(key)
+        if not isinstance(value, dict):
+            raise self.wrong(key, "a table")
+        return _Table(value, f"{self.place}{key}.", self.file)
+
+    def tables(self, key: str) -> list[_Table]:
+        value = self.take(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self.wrong(key, "a list of tables")
+        return [_Table(item, f"{self.place}{key}[{n}].", self.file) for n, item in enumerate(value)]
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.take(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise self.wrong(key, "a list of texts")
+        return tuple(value or ())
+
+    def quantity(self, key: str, *, positive: bool = True) -> Quantity:
+        table = self.table(key)
+        value, source = table.number("value", positive=positive), table.text("source")
+        plus_minus = table.number("plus_minus", positive=False) if "plus_minus" in table.data else 0.0
+        table.end()
+        return Quantity(value, source, plus_minus)
+
+    def quantity_if_there(self, key: str, *, positive: bool = True) -> Quantity | None:
+        return self.quantity(key, positive=positive) if key in self.data else None
+
+    def end(self) -> None:
+        if self.left:
+            raise UserError(
+                f"{self.file}: {self.place}{min(self.left)} is no key of a device file",
+                received=", ".join(sorted(self.left)),
+                next_step="correct its spelling or leave it out; edgetrain/devices/device.py lists what is known",
+            )
+
+
+def _device(table: _Table, key: str) -> Device:
+    parts = table.table("processors")
+    processors = {name: _processor(parts.table(name), name) for name in parts.data}
+    power = table.table("power") if "power" in table.data else None
+    device = Device(
+        key=key,
+        name=table.text("name"),
+        kind=table.word("kind", get_args(DeviceKind)),
+        chip=table.text("chip"),
+        runs_on=table.word("runs_on", tuple(name for name, p in processors.items() if p.trains) or ("(none trains)",)),
+        processors=processors,
+        memory=_memory(table.table("memory")),
+        library=_ended(table.table("library"), _library),
+        storage=_ended(table.table("storage"), _storage) if "storage" in table.data else None,
+        idle_w=None if power is None else power.quantity_if_there("idle_w", positive=False),
+        notes=table.texts("notes"),
+        published=tuple(_ended(item, _published) for item in table.tables("published")),
+    )
+    if power is not None:
+        power.end()
+    table.end()
+    known = dict(device.quantities())
+    for item in device.published:
+        if item.of not in known:
+            raise UserError(f"{table.file}: published.of names no number of the file", received=repr(item.of))
+    return device
+
+
+def _ended(table: _Table, read: Callable[[_Table], T]) -> T:
+    found = read(table)
+    table.end()
+    return found
+
+
+def _processor(table: _Table, name: str) -> Processor:
+    rates = ("frequency_hz", "conv_flop_s", "depthwise_flop_s", "dense_flop_s", "elementwise_flop_s", "int8_op_s")
+    processor = Processor(
+        name=name,
+        kind=table.word("kind", get_args(ProcessorKind)),
+        core=table.text("core"),
+        cores=table.whole("cores", 1),
+        source=table.text("source"),
+        power_w=table.quantity_if_there("power_w", positive=False),
+        **{rate: table.quantity_if_there(rate) for rate in rates},
+    )
+    table.end()
+    return processor
+
+
+def _memory(table: _Table) -> Memory:
+    bandwidth = table.quantity("bandwidth_bytes_s")
+    ram = tuple(_ended(item, _region) for item in table.tables("ram"))
+    flash = tuple(_ended(item, _region) for item in table.tables("flash"))
+    table.end()
+    if not ram:
+        raise table.wrong("ram", "at least one region")
+    return Memory(bandwidth, ram, flash)
+
+
+def _region(table: _Table) -> Region:
+    address = table.whole("address", 0) if "address" in table.data else None
+    return Region(table.text("name"), table.quantity("n_bytes"), address)
+
+
+def _storage(table: _Table) -> Storage:
+    return Storage(
+        table.text("name"), table.quantity("in_bytes_s"), table.quantity("out_bytes_s"),
+        table.quantity("in_latency_s", positive=False), table.quantity("out_latency_s", positive=False),
+        table.quantity_if_there("power_w", positive=False),
+    )  # fmt: skip
+
+
+def _library(table: _Table) -> Library:
+    held = {
+        key: table.quantity_if_there(key, positive=False) for key in ("base_bytes", "lasting", "held", "columns")
+    }
+    if len({value is None for value in held.values()}) > 1:
+        missing = next(key for key, value in held.items() if value is None)
+        raise table.wrong(missing, "all of base_bytes, lasting, held and columns, or none")
+    return Library(table.text("name"), table.quantity("overhead_s", positive=False), table.truth("overlaps"), **held)
+
+
+def _published(table: _Table) -> Published:
+    return Published(table.text("of"), table.number("value", positive=True), table.text("source"))
