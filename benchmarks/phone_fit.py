@@ -1,7 +1,7 @@
 """The device model against phones: read what EMDL'21 measured, count what the networks do, fit, predict.
 
-In:  the folder emdl21-phones (`EDGETRAIN_DATA`): time and memory of a training step for five networks at five batch sizes
-     on two phones.
+In:  the folder emdl21-phones (`EDGETRAIN_DATA`): time and memory of a training step for five networks at five batch
+     sizes on two phones.
 Out: `Fit`: three numbers a phone for time, four for the memory of a process, none that belongs to one network.
 
     time of a step = operations ÷ flop_s + bytes ÷ bandwidth_bytes_s + ops × overhead_s          (one of each a phone)

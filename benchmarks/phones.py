@@ -2,10 +2,10 @@
 
     EDGETRAIN_DATA=… python benchmarks/phones.py      prints the tables and keeps them in benchmarks/results/phones.*
 
-Measured by EMDL'21 on two phones: five networks at five batch sizes. The 25 pairs of network and batch are dealt out in
-turns; one half is fitted (`phone_fit.py`), the other predicted, both phones' rows of a pair on the same side. Beside it:
-the halves exchanged, 200 random halves, each network left out whole, batch 32, a phone on which nothing is fitted. Last,
-the numbers fitted to all pairs, which are those of the device files; a test compares.
+Measured by EMDL'21 on two phones: five networks at five batch sizes. The 25 pairs of network and batch are dealt out
+in turns; one half is fitted (`phone_fit.py`), the other predicted, both phones' rows of a pair on the same side. Beside
+it: the halves exchanged, 200 random halves, each network left out whole, batch 32, a phone on which nothing is fitted.
+Last, the numbers fitted to all pairs, which are those of the device files; a test compares.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def energy(data: Path, counts: Count) -> dict[str, Any]:
         }
         for row in rows
     ]  # fmt: skip
-    ratios = [row["modelled_j"] / row["published_j"] for row in table]
+    ratios = [watts * found.time_s(row.phone, counts(row.pair)) / published[row.pair] for row in rows]
     return {"power_w": watts, "source": device.processor.power_w.source, "rows": table,
             "median_ratio": float(np.median(ratios))}  # fmt: skip
 
@@ -172,8 +172,8 @@ def energy(data: Path, counts: Count) -> dict[str, Any]:
 def page(found: dict[str, Any]) -> str:
     lines = [
         "# The device model against two phones", "",
-        "Median of |modelled ÷ measured − 1| over rows that were not fitted. `python benchmarks/phones.py` made this page.",
-        "", "| rows predicted | time | peak memory | largest error of time | of memory |", "|---|---|---|---|---|",
+        "Median of |modelled ÷ measured − 1| over rows that were not fitted; by `python benchmarks/phones.py`.", "",
+        "| rows predicted | time | peak memory | largest error of time | of memory |", "|---|---|---|---|---|",
         _line("the half not fitted (fixed split)", found["predicted"]),
         _line("the halves exchanged", found["halves exchanged"]),
     ]  # fmt: skip
@@ -185,8 +185,8 @@ def page(found: dict[str, Any]) -> str:
     lines += [_line(f"{model} left out whole", row) for model, row in found["left out whole"].items()]
     lines.append(_line("batch 32 (Meizu; fitted to all smaller ones)", found["batch 32"]))
     limits = found["limits"]
-    lines += ["", f"Limits: {_pc(limits['time'])} of time, {_pc(limits['memory'])} of memory.", "",
-              "![modelled against measured](phones.svg)", "", *_numbers(found), *_rows(found), *_others(found)]  # fmt: skip
+    lines += ["", f"Limits: {_pc(limits['time'])} of time, {_pc(limits['memory'])} of memory.", ""]
+    lines += ["![modelled against measured](phones.svg)", "", *_numbers(found), *_rows(found), *_others(found)]
     return "\n".join(lines) + "\n"
 
 
@@ -253,10 +253,10 @@ def _others(found: dict[str, Any]) -> list[str]:
     e = found["energy"]
     lines += [
         "", "## Energy, compared and not fitted", "",
-        f"Joules of a batch on the Meizu: modelled time × {e['power_w']:g} W ({e['source']}). Published is what came in "
-        "by USB, above what came in before training. USB gives 2.36 W at most there, and the traces show the battery "
-        f"giving the rest, so the published figures are too low: the modelled ones are {e['median_ratio']:.2f} times as "
-        "much in the median.", "",
+        f"Joules of a batch on the Meizu: modelled time × {e['power_w']:g} W ({e['source']}). Published is what came "
+        "in by USB, above what came in before training. USB gives 2.36 W at most, and the traces show the battery "
+        f"giving the rest, so the published figures are too low: the modelled ones are {e['median_ratio']:.2f} times "
+        "as much in the median.", "",
         "| network, batch | published (USB alone) | modelled | published ÷ measured time |", "|---|---|---|---|",
     ]  # fmt: skip
     for row in e["rows"]:

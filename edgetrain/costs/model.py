@@ -30,7 +30,6 @@ from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op
 
 
-
 def model_costs(graph: Graph, device: str | Device, *, processor: str | None = None) -> Costs:
     """What the ops of the graph would cost on the device.
 

@@ -29,9 +29,10 @@ KINDS: tuple[Kind, ...] = ("conv", "depthwise", "dense", "elementwise", "move", 
 # Operations an element of the largest tensor that the op touches. What is in no table here counts one.
 _EACH: Mapping[str, int] = {
     "native_batch_norm": 8, "native_batch_norm_backward": 12, "native_layer_norm": 8, "native_layer_norm_backward": 14,
-    "native_group_norm": 8, "native_group_norm_backward": 14, "norm.statistics": 4, "norm.apply": 4, "norm.backward": 12,
-    "_softmax": 12, "_log_softmax": 12, "_safe_softmax": 12, "_softmax_backward_data": 4, "_log_softmax_backward_data": 12,
-    "exp": 10, "log": 10, "tanh": 12, "sigmoid": 12, "gelu": 20, "gelu_backward": 30, "silu": 14, "silu_backward": 18,
+    "native_group_norm": 8, "native_group_norm_backward": 14, "norm.statistics": 4, "norm.apply": 4,
+    "norm.backward": 12, "_softmax": 12, "_log_softmax": 12, "_safe_softmax": 12, "_softmax_backward_data": 4,
+    "_log_softmax_backward_data": 12, "exp": 10, "log": 10, "tanh": 12, "sigmoid": 12,
+    "gelu": 20, "gelu_backward": 30, "silu": 14, "silu_backward": 18,
     "sigmoid_backward": 3, "tanh_backward": 3, "bernoulli": 10, "sgd.update": 6, "adam.update": 14, "adamw.update": 14,
 }  # fmt: skip
 # Ops that put data elsewhere and compute nothing.

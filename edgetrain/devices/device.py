@@ -1,9 +1,9 @@
 """What a device can do, as plain data from a small TOML file.
 
 In:  the name of a file in this folder ("rpi4"), or the path of one of your own.
-Out: `Device`: processors with operations a second by kind of op, memory in regions, flash, storage to page to, power, and
-     the library that trains there. Every number is a `Quantity`: a value in SI units, where it comes from, and how far
-     off it may be.
+Out: `Device`: processors with operations a second by kind of op, memory in regions, flash, storage to page to, power,
+     and the library that trains there. Every number is a `Quantity`: a value in SI units, where it comes from, and how
+     far off it may be.
 
 A file is checked strictly: a key that is missing or unknown, a number that is negative or none at all, a quantity
 without a source is a `UserError` that names the file and the place in it.
@@ -410,9 +410,7 @@ def _storage(table: _Table) -> Storage:
 
 
 def _library(table: _Table) -> Library:
-    held = {
-        key: table.quantity_if_there(key, positive=False) for key in ("base_bytes", "lasting", "held", "columns")
-    }
+    held = {key: table.quantity_if_there(key, positive=False) for key in ("base_bytes", "lasting", "held", "columns")}
     if len({value is None for value in held.values()}) > 1:
         missing = next(key for key, value in held.items() if value is None)
         raise table.wrong(missing, "all of base_bytes, lasting, held and columns, or none")
