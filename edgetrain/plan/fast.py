@@ -200,16 +200,20 @@ class NoRoom(Exception):
 class Walk(ABC):
     """The account of one walk through the ops, for any rule of what is evicted (`choose`).
 
-    Storages that an op or a chain under way needs are locked, once for each need.
+    Storages that an op or a chain under way needs are locked, once for each need. What is in the store is brought back
+    where it is needed, and costs nothing to evict.
+
+    sequence: the positions of the ops in the problem's order; -1 - s where storage s is paged in.
     """
 
-    def __init__(self, ready: Prepared, budget: int) -> None:
+    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = ()) -> None:
         self.ready, self.budget = ready, budget
+        self.stored = frozenset(stored)
         count = len(ready.size)
         self.end = len(ready.order)
         self.now = 0
         self.held = ready.persistent_bytes
-        self.sequence: list[int] = []  # positions of the ops in the problem's order
+        self.sequence: list[int] = []
         self.chain: list[int] = []  # what is left of the chain under way
         self.live = bytearray(count)
         self.locks = [0] * count
@@ -224,12 +228,27 @@ class Walk(ABC):
     def came_back(self, s: int) -> None:  # noqa: B027  # most planners need not know
         """The storage was made again."""
 
+    def begin_at(self, position: int, live: Iterable[int]) -> None:
+        """In the middle of a step: the ops before the position have run, and these storages are there."""
+        ready = self.ready
+        coming: dict[int, int] = dict.fromkeys(ready.kept, self.end)
+        for at in range(self.end - 1, position - 1, -1):
+            coming.update(dict.fromkeys((*ready.reads[at], *ready.makes[at]), at))
+        self.now = position
+        self.held += sum(ready.undo[:position])
+        self.next_use[list(coming)] = list(coming.values())
+        for s in live:
+            self.live[s] = 1
+            self.held += ready.size[s]
+            self.settle(s)
+
     def run(self) -> list[int]:
         ready = self.ready
-        for at, reads in enumerate(ready.reads):
+        for at in range(self.now, self.end):
+            reads = ready.reads[at]
             self.now = at
             self.held += ready.undo[at]
-            missing = [s for s in reads if not self.live[s]]
+            missing = [s for s in reads if not self.live[s] and s not in self.stored]
             for s in reads:
                 self.lock(s)
             if missing:
@@ -255,7 +274,7 @@ class Walk(ABC):
             if use > self.end:
                 self.drop(s)
             else:
-                self.evictable[s] = 1.0 if use <= self.ready.until[s] else 0.0
+                self.evictable[s] = 1.0 if use <= self.ready.until[s] or s in self.stored else 0.0
 
     def drop(self, s: int) -> None:
         self.live[s] = 0
@@ -285,19 +304,28 @@ class Walk(ABC):
 
     def makers(self, wanted: Iterable[int]) -> set[int]:
         """The positions of the ops to run for these storages."""
-        ready, live = self.ready, self.live
+        ready, live, stored = self.ready, self.live, self.stored
         found: set[int] = set()
-        stack = [ready.made_at[s] for s in wanted]
+        stack = [ready.made_at[s] for s in wanted if s not in stored]
         while stack:
             at = stack.pop()
             if at not in found:
                 found.add(at)
-                stack += [ready.made_at[r] for r in ready.reads[at] if not live[r]]
+                stack += [ready.made_at[r] for r in ready.reads[at] if not live[r] and r not in stored]
         return found
+
+    def bring_back(self, s: int) -> None:
+        self.make_room(self.ready.size[s], [])
+        self.live[s] = 1
+        self.held += self.ready.size[s]
+        self.sequence.append(-1 - s)
 
     def execute(self, at: int, uses: dict[int, int] | None) -> None:
         """Make room and run the op. `uses`: the next uses of what it touches; None when it runs again."""
         ready = self.ready
+        for s in ready.reads[at] if self.stored else ():
+            if not self.live[s]:
+                self.bring_back(s)
         new = [s for s in ready.makes[at] if not self.live[s]]
         again = [s for s in ready.makes[at] if self.live[s]]  # made beside the others: to evict it would gain nothing
         for s in again:

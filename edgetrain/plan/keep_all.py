@@ -16,13 +16,14 @@ docs/design/0002-all-or-nothing.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops.call import cannot_fail
 from edgetrain.plan.lifetimes import persistent_bytes, schedule, timeline
 from edgetrain.plan.order import in_order
-from edgetrain.plan.plan import Exact, Plan, Updates, Workspace
+from edgetrain.plan.plan import Action, Exact, Item, Plan, Updates, Workspace
 
 TOLERATED = 0.02
 
@@ -61,7 +62,7 @@ def _plan(graph: Graph, updates: Updates, exact: Exact, workspace: Workspace) ->
 
 def plan_of(
     graph: Graph,
-    order: Sequence[int],
+    order: Sequence[Item],
     *,
     planner: str,
     updates: Updates,
@@ -75,13 +76,22 @@ def plan_of(
         planner=planner,
         graph_key=graph.key,
         schedule=actions,
-        peak_bytes=max((m.during_bytes for m in moments), default=0),
+        peak_bytes=max((m.most_bytes for m in moments), default=0),
         persistent_bytes=persistent_bytes(graph),
         undo_bytes=moments[-1].undo_bytes if moments else 0,
         exact=exactness(graph, exact),
         updates=updates,
         workspace_bytes=workspace,
     )
+
+
+def plan_with(graph: Graph, plan: Plan, actions: tuple[Action, ...]) -> Plan:
+    """The plan with another schedule; what it predicts of time and energy is not known then."""
+    moments = timeline(graph, actions, copies=plan.updates == "guarded", workspace=plan.workspace_bytes)
+    return replace(
+        plan, schedule=actions, peak_bytes=max(m.most_bytes for m in moments), undo_bytes=moments[-1].undo_bytes,
+        time_s=None, energy_j=None, bound=None,
+    )  # fmt: skip
 
 
 def exactness(graph: Graph, exact: Exact) -> Exact:

@@ -1,6 +1,7 @@
 """From an order of ops to a whole schedule: who is freed when, what is overwritten, and how many bytes that takes.
 
-In:  a graph and the numbers of its ops in the order in which they run. A number that comes again is recomputed.
+In:  a graph and the numbers of its ops in the order in which they run. A number that comes again is recomputed. Between
+     them, what is paged out and in (`Item` in plan.py).
 Out: the actions (`schedule`), and the bytes held at each instant (`timeline`).
 
     bytes
@@ -9,31 +10,39 @@ Out: the actions (`schedule`), and the bytes held at each instant (`timeline`).
       │ ───┘  └────────┴──  after: what nobody reads any more is gone
       └───────────────────── ops
 
-A storage that is made again has several lives: each goes from the op that makes it to the last reader before it is made
-the next time. So the order alone says what is kept and what is not.
+A storage that is made again, or paged in, has several lives: each goes from where it is made to the last reader before
+it is made the next time. So the order alone says what is kept and what is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from edgetrain.costs.table import Way
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.ops.call import overwritable
-from edgetrain.plan.plan import Action, Compute, Free, Workspace
+from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, Workspace
+
+T = TypeVar("T", bound=Item)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The bytes of the step's tensors around one op; `during` holds the workspace of its kernel too. `undo` is the part
-    kept to take the step back if it fails."""
+    kept to take the step back if it fails; `paged` the most that is held when something is paged in after the op."""
 
     op: int
     before_bytes: int
     during_bytes: int
     after_bytes: int
     undo_bytes: int
+    paged_bytes: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        return max(self.during_bytes, self.paged_bytes)
 
 
 def made_by(graph: Graph) -> dict[int, int]:
@@ -59,11 +68,11 @@ def results(graph: Graph) -> set[int]:
     return kept
 
 
-def with_views(graph: Graph, order: Sequence[int]) -> list[int]:
+def with_views(graph: Graph, order: Sequence[T]) -> list[T | int]:
     """The order with the views of a storage taken anew after it was made again; they cost nothing."""
     maker = made_by(graph)
     there: dict[int, set[int]] = {}  # storage → its tensors that are made now
-    full: list[int] = []
+    full: list[T | int] = []
 
     def run(number: int) -> None:
         op = graph.ops[number]
@@ -77,41 +86,72 @@ def with_views(graph: Graph, order: Sequence[int]) -> list[int]:
             there.setdefault(graph.tensors[t].storage, set()).add(t)
         full.append(number)
 
-    for number in order:
-        op = graph.ops[number]
+    whole = whole_tensors(graph) if any(isinstance(item, PageIn) for item in order) else {}
+    for item in order:
+        if isinstance(item, PageIn):
+            there[item.storage] = {whole[item.storage]}
+        if not isinstance(item, int):
+            full.append(item)
+            continue
+        op = graph.ops[item]
         if not (op.view and all(t in there.get(graph.tensors[t].storage, ()) for t in op.creates)):
-            run(number)
+            run(item)
     return full
 
 
-def schedule(graph: Graph, order: Sequence[int]) -> tuple[Action, ...]:
+def whole_tensors(graph: Graph) -> dict[int, int]:
+    """Storage → the one tensor that its op makes there, all of it: what can be paged out and in."""
+    made: dict[int, list[int]] = {}
+    for number, op in enumerate(graph.ops):
+        new = new_storages(graph, number)
+        for t in op.creates:
+            if graph.tensors[t].storage in new:
+                made.setdefault(graph.tensors[t].storage, []).append(t)
+    return {
+        s: tensors[0]
+        for s, tensors in made.items()
+        if len(tensors) == 1 and graph.tensors[tensors[0]].n_bytes == graph.storages[s].n_bytes > 0
+    }
+
+
+def schedule(graph: Graph, order: Sequence[Item]) -> tuple[Action, ...]:
     """Each storage freed right after the last use of its life, and overwritten by that use where the kernel can."""
     full = with_views(graph, order)
     kept = results(graph)
     last_use: dict[int, int] = {}  # storage → position of the last use of its present life
     dying: dict[int, list[int]] = {}
 
-    def end(storage: int) -> None:
-        dying.setdefault(last_use[storage], []).append(storage)
+    def begin(storage: int, position: int) -> None:
+        if storage in last_use:
+            dying.setdefault(last_use[storage], []).append(storage)
+        last_use[storage] = position
 
-    for position, number in enumerate(full):
-        op = graph.ops[number]
-        for s in new_storages(graph, number):
-            if s in last_use:
-                end(s)
-            last_use[s] = position
+    for position, item in enumerate(full):
+        if isinstance(item, PageIn):
+            begin(item.storage, position)
+            continue
+        if not isinstance(item, int):
+            last_use[item.storage] = position
+            continue
+        op = graph.ops[item]
+        for s in new_storages(graph, item):
+            begin(s, position)
         for t in (*op.reads, *op.creates):
             s = graph.tensors[t].storage
             if graph.storages[s].role not in PERSISTENT:
                 last_use[s] = position
-    for s in last_use:
+    for s, position in last_use.items():
         if s not in kept:
-            end(s)
+            dying.setdefault(position, []).append(s)
     actions: list[Action] = []
-    for position, number in enumerate(full):
+    for position, item in enumerate(full):
         dead = dying.get(position, [])
-        into = next((s for s in overwrites(graph, number) if s in dead), None)
-        actions.append(Compute(number, into))
+        into = None
+        if isinstance(item, int):
+            into = next((s for s in overwrites(graph, item) if s in dead), None)
+            actions.append(Compute(item, into))
+        elif not isinstance(item, Free):
+            actions.append(item)
         actions += [Free(storage) for storage in dead if storage != into]
     return tuple(actions)
 
@@ -153,8 +193,14 @@ def timeline(graph: Graph, actions: Sequence[Action], *, copies: bool, workspace
     for action in actions:
         if isinstance(action, Free):
             held -= size[action.storage]
-            last = moments[-1]
-            moments[-1] = Moment(last.op, last.before_bytes, last.during_bytes, held + undo, undo)
+            moments[-1] = replace(moments[-1], after_bytes=held + undo)
+            continue
+        if isinstance(action, PageIn):
+            held += size[action.storage]
+            moments[-1] = replace(
+                moments[-1], after_bytes=held + undo, paged_bytes=max(moments[-1].paged_bytes, held + undo)
+            )
+        if not isinstance(action, Compute):
             continue
         before = held + undo
         way = way_of(action, done)

@@ -5,7 +5,9 @@ saved, read back equal, and is refused for any graph but the one that it was mad
 
     Compute(op)              run the op; its results get fresh memory. An op that comes again is recomputed
     Compute(op, into=s)      run the op over storage s, whose content nobody needs any more
-    Free(s)                  give the memory of storage s back
+    Free(s)                  give the memory of storage s back; if it is being paged out, when that is done
+    PageOut(s)               begin to write storage s to the store
+    PageIn(s)                give storage s memory, and begin to read it back; who reads it first waits for it
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgetrain.costs.table import WAYS, Way
+from edgetrain.costs.table import WAYS, Origin, Way
 from edgetrain.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 Exact = Literal["bitwise", "rounding", "no"]
 Updates = Literal["early", "guarded", "together"]
 Workspace = Mapping[Way, Mapping[int, int]]
@@ -37,7 +39,20 @@ class Free:
     storage: int
 
 
-Action = Compute | Free
+@dataclass(frozen=True, slots=True)
+class PageOut:
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageIn:
+    storage: int
+
+
+Action = Compute | Free | PageOut | PageIn
+# What a planner says of a step: op numbers in the order in which they run, and what is paged in between. A storage is
+# freed after its last use; `Free` among the items is such a use.
+Item = int | PageOut | PageIn | Free
 
 
 _SAID = {"bitwise": "numbers bitwise", "rounding": "numbers to rounding", "no": "other numbers than plain training"}
@@ -62,7 +77,8 @@ class Plan:
              can fail from the first update on. "guarded": as early, and a copy of what an update changes is kept until
              the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step, when nothing
              can fail any more. In each way a step that fails changes nothing.
-    time_s:  predicted from the costs that it was planned with; `bound` says how far from the best it can be.
+    time_s, energy_j: predicted from the costs that it was planned with, which were measured or modelled (`origin`);
+             `bound` says how far from the best it can be. None where the costs do not tell.
     """
 
     planner: str
@@ -75,13 +91,30 @@ class Plan:
     updates: Updates
     workspace_bytes: Workspace = field(default_factory=dict)
     time_s: float | None = None
+    energy_j: float | None = None
     keep_all_time_s: float | None = None
+    origin: Origin | None = None
     bound: Bound | None = None
 
     @property
     def order(self) -> tuple[int, ...]:
         """The ops in the order in which they run, recomputed ones again."""
         return tuple(action.op for action in self.schedule if isinstance(action, Compute))
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The ops in order, and between them what is paged: what `lifetimes.schedule` makes this schedule from."""
+        out = {action.storage for action in self.schedule if isinstance(action, PageOut)}
+        return tuple(
+            action.op if isinstance(action, Compute) else action
+            for action in self.schedule
+            if not isinstance(action, Free) or action.storage in out
+        )
+
+    @property
+    def paged(self) -> tuple[int, ...]:
+        """The storages that go to the store, in order."""
+        return tuple(action.storage for action in self.schedule if isinstance(action, PageOut))
 
     @property
     def recomputed(self) -> tuple[int, ...]:
@@ -130,10 +163,10 @@ class Plan:
 def _to_json(plan: Plan) -> dict[str, Any]:
     schedule: list[list[int]] = []
     for action in plan.schedule:
-        if isinstance(action, Free):
-            schedule.append([-1, action.storage])
-        else:
+        if isinstance(action, Compute):
             schedule.append([action.op] if action.into is None else [action.op, action.into])
+        else:
+            schedule.append([_NUMBERS[type(action)], action.storage])
     fields = {name: getattr(plan, name) for name in _FIELDS}
     return {
         "edgetrain plan": SCHEMA,
@@ -144,11 +177,15 @@ def _to_json(plan: Plan) -> dict[str, Any]:
             for way, bytes_of in plan.workspace_bytes.items()
         },
         "time_s": plan.time_s,
+        "energy_j": plan.energy_j,
+        "origin": plan.origin,
         "keep_all_time_s": plan.keep_all_time_s,
         "bound": None if plan.bound is None else [plan.bound.time_s, plan.bound.schedules],
     }
 
 
+# In a file an action is a list of numbers: that of the op, and of what it overwrites; or one of these and a storage.
+_NUMBERS: dict[type[Free | PageOut | PageIn], int] = {Free: -1, PageOut: -2, PageIn: -3}
 _FIELDS = {
     "planner": str,
     "graph_key": str,
@@ -166,6 +203,8 @@ def _from_json(data: dict[str, Any]) -> Plan:
     for name, kind in _FIELDS.items():
         if type(data[name]) is not kind:
             raise ValueError(f"{name} is {data[name]!r}")
+    if data["origin"] not in (None, "measured", "modelled"):
+        raise ValueError(f"origin is {data['origin']!r}")
     if data["exact"] not in ("bitwise", "rounding", "no") or data["updates"] not in ("early", "guarded", "together"):
         raise ValueError(f"exact is {data['exact']!r}, updates is {data['updates']!r}")
     workspace = {
@@ -178,23 +217,26 @@ def _from_json(data: dict[str, Any]) -> Plan:
         **{name: data[name] for name in _FIELDS},
         schedule=tuple(_action(row) for row in data["schedule"]),
         workspace_bytes=workspace,
-        time_s=_seconds(data["time_s"]),
-        keep_all_time_s=_seconds(data["keep_all_time_s"]),
+        time_s=_amount(data["time_s"]),
+        energy_j=_amount(data["energy_j"]),
+        origin=data["origin"],
+        keep_all_time_s=_amount(data["keep_all_time_s"]),
         bound=None if data["bound"] is None else Bound(float(data["bound"][0]), str(data["bound"][1])),
     )
 
 
-def _seconds(value: Any) -> float | None:
+def _amount(value: Any) -> float | None:
     if value is not None and not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
-        raise ValueError(f"a time is {value!r}")
+        raise ValueError(f"a time or an energy is {value!r}")
     return None if value is None else float(value)
 
 
 def _action(row: Any) -> Action:
-    if not all(type(n) is int for n in row) or not 1 <= len(row) <= 2 or row == [-1]:
+    if not all(type(n) is int for n in row) or not 1 <= len(row) <= 2 or min(row[1:], default=0) < 0:
         raise ValueError(f"an action is {row!r}")
-    if min(row) < -1 or row[-1] == -1:
+    if row[0] >= 0:
+        return Compute(row[0], row[1] if len(row) == 2 else None)
+    kind = next((kind for kind, number in _NUMBERS.items() if number == row[0]), None)
+    if kind is None or len(row) != 2:
         raise ValueError(f"an action is {row!r}")
-    if row[0] == -1:
-        return Free(row[1])
-    return Compute(row[0], row[1] if len(row) == 2 else None)
+    return kind(row[1])

@@ -23,7 +23,7 @@ from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
 from edgetrain.plan.optimal import Found, optimal, smallest
-from edgetrain.plan.plan import Bound, Compute, Exact, Free, Plan, Updates
+from edgetrain.plan.plan import Bound, Compute, Exact, Free, PageIn, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
@@ -221,7 +221,10 @@ def tightest(task: Problem, order: Sequence[int]) -> tuple[Moment, list[tuple[st
         if isinstance(action, Free):
             alive.discard(action.storage)
             continue
-        assert isinstance(action, Compute)
+        if isinstance(action, PageIn):
+            alive.add(action.storage)
+        if not isinstance(action, Compute):
+            continue
         computed += 1
         alive |= set(new_storages(task.graph, action.op))
         if action.into is not None:

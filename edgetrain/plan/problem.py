@@ -21,7 +21,8 @@ from edgetrain.ops.replay import replay
 from edgetrain.plan import lifetimes
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.order import in_order
-from edgetrain.plan.plan import Action, Bound, Exact, Plan, Updates
+from edgetrain.plan.plan import Action, Bound, Exact, Item, Plan, Updates
+from edgetrain.plan.timing import play
 
 
 @dataclass(frozen=True)
@@ -106,24 +107,41 @@ class Problem:
     def keep_all_time_s(self) -> float:
         return self.costs.time_s(self.order)
 
-    def actions(self, order: Sequence[int]) -> tuple[Action, ...]:
+    @cached_property
+    def pageable(self) -> frozenset[int]:
+        """The storages that can be paged out and in: one tensor is all of it, and nothing changes it later."""
+        changed = {s for op in self.graph.ops for s in op.writes}
+        on_cpu = (s for s in lifetimes.whole_tensors(self.graph) if self.graph.storages[s].device == "cpu")
+        return frozenset(s for s in on_cpu if s not in changed)
+
+    def actions(self, order: Sequence[Item]) -> tuple[Action, ...]:
         return lifetimes.schedule(self.graph, order)
 
-    def moments(self, order: Sequence[int]) -> list[lifetimes.Moment]:
+    def time_s(self, order: Sequence[Item]) -> float:
+        if all(isinstance(item, int) for item in order):
+            return self.costs.time_s([item for item in order if isinstance(item, int)])
+        return play(self.graph, self.actions(order), self.costs).time_s
+
+    def moments(self, order: Sequence[Item]) -> list[lifetimes.Moment]:
         return lifetimes.timeline(
             self.graph, self.actions(order), copies=self.updates == "guarded", workspace=self.costs.workspace_bytes
         )
 
-    def peak_bytes(self, order: Sequence[int]) -> int:
-        return max((m.during_bytes for m in self.moments(order)), default=0)
+    def peak_bytes(self, order: Sequence[Item]) -> int:
+        return max((m.most_bytes for m in self.moments(order)), default=0)
 
-    def plan(self, order: Sequence[int], *, planner: str, exact: Exact = "bitwise", bound: Bound | None = None) -> Plan:
+    def plan(
+        self, order: Sequence[Item], *, planner: str, exact: Exact = "bitwise", bound: Bound | None = None
+    ) -> Plan:
         """The plan that runs the ops in this order."""
         plain = plan_of(
             self.graph, order, planner=planner, updates=self.updates, exact=exact, workspace=self.costs.workspace_bytes
         )
-        time_s = self.costs.time_s(plain.order)
-        return replace(plain, time_s=time_s, keep_all_time_s=self.keep_all_time_s, bound=bound)
+        timing = play(self.graph, plain.schedule, self.costs)
+        return replace(
+            plain, time_s=timing.time_s, energy_j=timing.energy_j, keep_all_time_s=self.keep_all_time_s, bound=bound,
+            origin=self.costs.origin,
+        )  # fmt: skip
 
 
 def problem(graph: Graph, costs: Costs, updates: Updates) -> Problem:

@@ -6,7 +6,10 @@ nothing that the plan says of itself but the workspace of kernels, which only a 
 
 Each storage has a version: how often it was written in place. An op must find what it reads in the version that it
 has in the graph's own order, the first time as any other time; so a recompute that comes after an update of its weight
-is refused, and a reader that overtakes a writer too.
+is refused, and a reader that overtakes a writer too. What is paged in has the version that was paged out.
+
+A store can fail at any time. Where updates stand early, what is lost must be made again from the batch and from weights
+that are still as they were; so a storage is read back only where that is possible.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op
 from edgetrain.ops.call import overwritable
 from edgetrain.ops.replay import replay
-from edgetrain.plan.plan import Compute, Free, Plan
+from edgetrain.plan.plan import Compute, Free, PageIn, PageOut, Plan
 
 
 def validate(graph: Graph, plan: Plan) -> None:
@@ -40,6 +43,9 @@ class _Play:
         self.version: dict[int, int] = {}
         self.expected = _versions(graph)
         self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
+        self.maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+        self.stored: dict[int, int] = {}  # the storages that are in the store, and the version there
+        self.coming: set[int] = set()  # paged in, and read by nobody so far
         self.updating = False
         self.undo = 0
         self.peak = 0
@@ -54,8 +60,10 @@ class _Play:
         for action in self.plan.schedule:
             if isinstance(action, Free):
                 self._free(action.storage)
-            else:
+            elif isinstance(action, Compute):
                 self._compute(action)
+            else:
+                self._page(action)
         missing = set(range(len(self.graph.ops))) - self.done
         self._require(not missing, f"{len(missing)} ops never run")
         for t in self.graph.outputs:
@@ -87,6 +95,8 @@ class _Play:
             storage = self.graph.tensors[t].storage
             right = self.version.get(storage, 0) == self.expected[action.op].get(storage, 0)
             self._require(right, f"{op.name} reads {self.graph.tensors[t].name}, which was changed since")
+            if storage in self.coming:
+                self._require_safe(t)
         for storage in op.writes:
             self.version[storage] = self.version.get(storage, 0) + 1
         if action.into is not None:
@@ -122,6 +132,55 @@ class _Play:
                 self.version[storage] = 0
             self.made.setdefault(storage, set()).add(t)
 
+    def _page(self, action: PageOut | PageIn) -> None:
+        s = action.storage
+        self._require(0 <= s < len(self.graph.storages), f"there is no storage {s}")
+        whole = [t for t, op in self.maker.items() if self._is_whole(t, s) and not self.graph.ops[op].view]
+        on_cpu = self.graph.storages[s].device == "cpu"
+        self._require(len(whole) == 1 and on_cpu, f"storage {s} is not one tensor on the CPU")
+        if isinstance(action, PageOut):
+            self._require(self._is_there(whole[0]) and s not in self.coming, f"storage {s} is paged out, but not there")
+            self.stored[s] = self.version.get(s, 0)
+            return
+        self._require(s in self.stored and s not in self.bytes_of, f"storage {s} is paged in: not stored, or there")
+        self.bytes_of[s] = self.graph.storages[s].n_bytes
+        self.made[s], self.version[s] = {whole[0]}, self.stored[s]
+        self.coming.add(s)
+        self.peak = max(self.peak, sum(self.bytes_of.values()) + self.undo)
+
+    def _is_whole(self, t: int, storage: int) -> bool:
+        tensor = self.graph.tensors[t]
+        return tensor.storage == storage and tensor.n_bytes == self.graph.storages[storage].n_bytes
+
+    def _require_safe(self, t: int) -> None:
+        """What was paged in is read now: if it did not come back, it could be made again, or the step taken back."""
+        storage = self.graph.tensors[t].storage
+        self.coming.discard(storage)
+        if self.plan.updates == "early":
+            why = self._why_lost(t, {storage, *self.coming})
+            self._require(why is None, f"storage {storage} is paged in, and could not be made again: {why}")
+
+    def _why_lost(self, wanted: int, gone: set[int]) -> str | None:
+        """Why a tensor cannot be made now, when these storages are gone; or None."""
+        waiting, seen = [wanted], {wanted}
+        while waiting:
+            t = waiting.pop()
+            number = self.maker.get(t)
+            op = None if number is None else replay(self.graph.ops[number])
+            if number is None or op is None:
+                return f"{self.graph.tensors[t].name} cannot be made twice"
+            for read in op.reads:
+                s = self.graph.tensors[read].storage
+                there = s not in gone and self._is_there(read)
+                lasts = self.graph.storages[s].role in PERSISTENT
+                version = self.version.get(s, 0) if there or lasts else 0
+                if version != self.expected[number].get(s, 0):
+                    return f"{op.name} reads {self.graph.tensors[read].name}, which was changed since"
+                if not there and read not in seen:
+                    seen.add(read)
+                    waiting.append(read)
+        return None
+
     def _may_overtake(self, op: int, earlier: int) -> None:
         """An op may run before one that stands earlier in the graph only if neither changes what the other touches and
         they do not both draw random numbers."""
@@ -149,6 +208,7 @@ class _Play:
         self._require(self.graph.storages[storage].role not in PERSISTENT, f"storage {storage} must outlive the step")
         del self.bytes_of[storage]
         self.made.pop(storage, None)
+        self.coming.discard(storage)
 
     def _is_there(self, t: int) -> bool:
         return t in self.made.get(self.graph.tensors[t].storage, ())

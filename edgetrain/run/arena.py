@@ -19,20 +19,24 @@ from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.plan.layout import Block, lay_out
 from edgetrain.plan.lifetimes import new_storages, way_of
-from edgetrain.plan.plan import Free, Plan
+from edgetrain.plan.plan import Compute, Free, PageIn, Plan
 
 
 class StepArena:
     def __init__(self, events: Sequence[int] | None = None) -> None:
         self._program = None if events is None else program(events)
         self.last = arena.Recording()
+        self.disturbed = False  # this run does something that the next one will not
 
     @contextmanager
     def serve(self) -> Iterator[None]:
         with arena.served(self._program) as recording:
             yield
         self.last = recording
-        if recording.improvised:
+        if self.disturbed:
+            self.disturbed = False
+            arena.trim(0 if self._program is None else self._program.height_bytes)
+        elif recording.improvised:
             self._program = program(recording.events)
             arena.trim(self._program.height_bytes)
 
@@ -77,6 +81,12 @@ def foretell(graph: Graph, plan: Plan, costs: Costs, held: Sequence[int], *, reh
     for action in plan.schedule:
         if isinstance(action, Free):
             events.append(-1 - place.pop(action.storage))
+            continue
+        if isinstance(action, PageIn):
+            events.append(graph.storages[action.storage].n_bytes)
+            place[action.storage] = requests
+            requests += 1
+        if not isinstance(action, Compute):
             continue
         op = graph.ops[action.op]
         if rehearse and op.phase == "update":

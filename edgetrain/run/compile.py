@@ -3,7 +3,7 @@
 In:  a graph, and a plan that is valid for it.
 Out: `Program`, whose `run` is a function without branches or look-ups; its text is kept in `source`.
 
-    def step(batch, held, states, given, fresh, undo, interrupt, look):
+    def step(batch, held, states, given, fresh, undo, interrupt, look, pages, rest):
         t0, t1 = batch
         t2, t3, … = held
         t10 = f0(t0, t2, None, (1, 1), …)       # convolution_1, features.0
@@ -11,7 +11,13 @@ Out: `Program`, whose `run` is a function without branches or look-ups; its text
         t11, t12, t13 = f1(t10, t3, …)          # native_batch_norm_1, features.1
         t14 = f2(t11, 0.0, 6.0)                 # hardtanh_1 over its input
         del t11
+        pages.out(0, t14)                       # begins to go to the store
         …
+        pages.wait(0, 31); del t14              # has gone
+        …
+        t14 = pages.back(0)                     # begins to come back
+        …
+        pages.wait(0, 74)                       # has come
         t11, t12, t13 = f1(t10, t3, …)          # native_batch_norm_1 again, features.1
         …
         f9(t2, t47, states[0], given[0], fresh[0], True, undo)   # sgd_1
@@ -19,12 +25,15 @@ Out: `Program`, whose `run` is a function without branches or look-ups; its text
         return t27
 
 Text that comes from a graph file never becomes code: names are numbers, values are looked up in a table.
+
+A step that stops between two ops (a transfer failed, the budget fell) goes on in another program: its live tensors are
+the local variables of the function, and the program for the rest takes them up by name (`start`, `rest`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +43,8 @@ from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
-from edgetrain.plan.plan import Compute, Free, Plan
+from edgetrain.plan.lifetimes import whole_tensors
+from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
 from edgetrain.plan.validate import validate
 
 
@@ -45,6 +55,8 @@ class Program:
     updates: the update ops, in the order of `states` and `fresh`.
     random:  the step draws random numbers.
     allocates_late: an update needs memory of its own, so it could fail after another one was made.
+    taken_up: the variables that `run` takes from `rest`, where it goes on with a step that has begun.
+    looks, rehearses: how it was built.
     """
 
     run: Callable[..., Any]
@@ -53,6 +65,9 @@ class Program:
     updates: tuple[Op, ...]
     random: bool
     allocates_late: bool
+    taken_up: tuple[str, ...] = ()
+    looks: bool = False
+    rehearses: bool = False
 
 
 def build(
@@ -63,15 +78,18 @@ def build(
     look: bool = False,
     rehearse: bool = False,
     outputs: Sequence[int] | None = None,
+    start: int = 0,
+    resumable: bool = False,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
     look: call `look(op number)` before each op and `look(op number, one tensor of each live storage, what it made)`
     after. outputs: what to return, where it is not the loss alone.
+    start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
     """
     validate(graph, plan)
-    writer = _Writer(graph, plan, check_finite=check_finite, look=look, rehearse=rehearse)
-    lines = list(writer.lines(outputs))
+    writer = _Writer(graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable)
+    lines = list(writer.lines(outputs, start))
     source = "\n".join(lines) + "\n"
     code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
     exec(code, writer.table)
@@ -82,20 +100,33 @@ def build(
         updates=tuple(writer.updates),
         random=any(op.random for op in graph.ops),
         allocates_late=writer.allocates_late,
+        taken_up=writer.taken_up,
+        looks=look,
+        rehearses=rehearse,
     )
 
 
+def slots(plan: Plan) -> dict[int, int]:
+    """The storages that the plan pages, each with its place in the file."""
+    return {s: slot for slot, s in enumerate(dict.fromkeys(plan.paged))}
+
+
 class _Writer:
-    def __init__(self, graph: Graph, plan: Plan, *, check_finite: bool, look: bool, rehearse: bool) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, *, check_finite: bool, look: bool, rehearse: bool, resumable: bool
+    ) -> None:
         self.graph, self.plan = graph, plan
         self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
         self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
         self.done: set[int] = set()
-        self.drawn_again = {number for number in plan.recomputed if graph.ops[number].random}
+        again = [n for n, op in enumerate(graph.ops) if replay(op) is not None] if resumable else plan.recomputed
+        self.drawn_again = {number for number in again if graph.ops[number].random}
+        self.taken_up: tuple[str, ...] = ()
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
         self.updates: list[Op] = []
         self.allocates_late = False
+        self.held_back = False
         self.scratch = update.overwrites_gradient(graph)
         self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
         self.readers = _readers(graph)
@@ -104,32 +135,74 @@ class _Writer:
         )
         self.noted = (*self.graph.inputs, *self.held)
         self.gradient_of = {g: p for p, g in graph.gradients.items()}
+        self.slots = slots(plan)
+        self.whole = whole_tensors(graph) if self.slots else {}
+        self.moving: set[int] = set()  # storages that are being paged out
+        self.coming: set[int] = set()  # or in
 
-    def lines(self, outputs: Sequence[int] | None) -> Iterator[str]:
-        yield "def step(batch, held, states, given, fresh, undo, interrupt, look):"
+    def lines(self, outputs: Sequence[int] | None, start: int) -> Iterator[str]:
+        yield "def step(batch, held, states, given, fresh, undo, interrupt, look, pages, rest):"
         for name, group in (("batch", self.graph.inputs), ("held", self.held)):
             if group:
                 yield f"    {', '.join(f't{t}' for t in group)}, = {name}"
-        held_back = False
-        for action in self.plan.schedule:
-            if isinstance(action, Free):
-                yield from self._free(action.storage)
-                continue
-            op = self.graph.ops[action.op]
-            if op.phase == "update" and self.rehearse:
-                continue
-            if op.phase == "update" and self.plan.updates != "guarded" and not held_back:
-                held_back = True
-                yield "    interrupt.hold()"
-            if self.look:
-                yield f"    look({action.op})"
-            yield from self._compute(action, op)
-            if self.look:
-                made = "".join(f"t{t}, " for t in op.creates)
-                yield f"    look({action.op}, {self._live()}, ({made}))"
+        for at, action in enumerate(self.plan.schedule[:start]):
+            for _ in self._act(action, at):
+                pass
+        if start:
+            live = (t for names in self.names.values() for t in names)
+            drawn = sorted(self.done & self.drawn_again)
+            self.taken_up = (*(f"t{t}" for t in live), *(f"g{number}" for number in drawn))
+            yield from (f"    {name} = rest.pop({name!r})" for name in self.taken_up)
+            self.moving.clear()
+            self.coming.clear()
+        for at, action in enumerate(self.plan.schedule[start:], start):
+            yield from self._act(action, at)
         wanted = self.graph.outputs[:1] if outputs is None else outputs
         result = ", ".join(f"t{t}" for t in wanted)
         yield f"    return {result if outputs is None else f'({result},)'}"
+
+    def _act(self, action: Action, at: int) -> Iterator[str]:
+        if isinstance(action, Free):
+            yield from self._wait([action.storage], at)
+            yield from self._free(action.storage)
+        elif isinstance(action, Compute):
+            yield from self._run(action, at)
+        else:
+            yield from self._page(action)
+
+    def _run(self, action: Compute, at: int) -> Iterator[str]:
+        op = self.graph.ops[action.op]
+        if op.phase == "update" and self.rehearse:
+            return
+        if op.phase == "update" and self.plan.updates != "guarded" and not self.held_back:
+            self.held_back = True
+            yield "    interrupt.hold()"
+        read = {self.graph.tensors[t].storage for t in op.reads}
+        yield from self._wait([s for s in read if s in self.coming or s == action.into], at)
+        if self.look:
+            yield f"    look({action.op})"
+        yield from self._compute(action, op)
+        if self.look:
+            made = "".join(f"t{t}, " for t in op.creates)
+            yield f"    look({action.op}, {self._live()}, ({made}))"
+
+    def _page(self, action: PageOut | PageIn) -> Iterator[str]:
+        slot, t = self.slots[action.storage], self.whole[action.storage]
+        if isinstance(action, PageOut):
+            self.moving.add(action.storage)
+            yield f"    pages.out({slot}, t{t})"
+        else:
+            self.coming.add(action.storage)
+            self.names[action.storage] = [t]
+            yield f"    t{t} = pages.back({slot})"
+
+    def _wait(self, storages: Iterable[int], at: int) -> Iterator[str]:
+        """Until the storages are where they are to be; `at`: the place in the schedule."""
+        for s in sorted(storages):
+            if s in self.moving or s in self.coming:
+                self.moving.discard(s)
+                self.coming.discard(s)
+                yield f"    pages.wait({self.slots[s]}, {at})"
 
     def _live(self) -> str:
         made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +24,15 @@ from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
+from edgetrain.pagefile import PageFault
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.problem import problem
+from edgetrain.plan.rest import least_rest
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.compile import NotFinite, Program, build
 from edgetrain.run.memory import MemoryTrace, trace
+from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
 
 
@@ -39,14 +44,20 @@ def compile_step(
     *,
     externals: Mapping[str, torch.Tensor] | None = None,
     check_finite: bool = False,
+    costs: Costs | None = None,
+    page_to: str | Path | None = None,
 ) -> CompiledStep:
     """A step for exactly the shapes that the graph was captured with.
 
     externals: the tensors that neither the model nor the optimizer holds, by the names in `graph.sources`; `et.prepare`
     finds them by itself.
     check_finite: refuse a loss or a gradient that is not finite; the step is then taken back.
+    costs: what the plan was made with; the arena is then laid out before the first step.
+    page_to: a folder on the device's storage, for a plan that pages; it needs the costs too.
     """
-    return CompiledStep(graph, plan, model, optimizer, externals or {}, check_finite=check_finite)
+    return CompiledStep(
+        graph, plan, model, optimizer, externals or {}, check_finite=check_finite, costs=costs, page_to=page_to
+    )
 
 
 class LayoutMismatch(InternalError):
@@ -71,13 +82,16 @@ class CompiledStep:
         *,
         check_finite: bool = False,
         costs: Costs | None = None,
+        page_to: str | Path | None = None,
     ) -> None:
         self.graph, self.plan = graph, plan
         self._model, self._optimizer, self._externals = model, optimizer, externals
-        self._check_finite = check_finite
+        self._check_finite, self._costs = check_finite, costs
         self._kind = optimizers.kind_of(optimizer)
-        self._program = build(graph, plan, check_finite=check_finite)
+        self._pages = self._new_pages(page_to)
+        self._program = self._build(plan)
         self._checked = False
+        self.page_fault: str | None = None  # why the last transfer failed that did
         self._arenas = self._new_arenas(costs)
         self._require_same_optimizer()
         self._binders = [self._bound(graph.sources[t], t) for t in self._program.held]
@@ -101,9 +115,25 @@ class CompiledStep:
         Every tensor that a kernel makes is held against the graph, so that a layout that capture foretold wrongly is
         found before anything is updated by it; and every kernel has then run once with the memory that it needs.
         """
-        program = build(self.graph, self.plan, check_finite=self._check_finite, look=True, rehearse=True)
+        program = self._build(self.plan, look=True, rehearse=True)
         self._execute(program, batch, keep=False, look=self._check)
         self._checked = True
+
+    def _build(self, plan: Plan, *, look: bool = False, rehearse: bool = False, start: int = 0) -> Program:
+        return build(
+            self.graph, plan, check_finite=self._check_finite, look=look, rehearse=rehearse, start=start,
+            resumable=self._pages is not None,
+        )  # fmt: skip
+
+    def _new_pages(self, folder: str | Path | None) -> Pages | None:
+        if not self.plan.paged:
+            return None
+        if folder is None or self._costs is None:
+            raise UserError(
+                "this plan pages tensors to storage", expected="a folder to page to, and the costs of the graph",
+                next_step="give page_to and costs, or plan without a store",
+            )  # fmt: skip
+        return Pages(self.graph, self.plan, folder)
 
     def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
         """For the rehearsal and for the step itself; None where there is no arena."""
@@ -160,7 +190,7 @@ class CompiledStep:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """Run one step under observation and take it back: the bytes held at each op, and what is alive at the peak."""
-        program = build(self.graph, self.plan, look=True)
+        program = self._build(self.plan, look=True)
         with trace(self.graph, self.plan) as watch:
             self._execute(program, batch, keep=False, look=watch.look)
         return watch.result()
@@ -189,9 +219,8 @@ class CompiledStep:
             if program.updates and self.plan.updates != "guarded" and (late or not keep):
                 self._note_updated(program, undo)  # such a plan makes no copies of its own for them
             with torch.no_grad(), call.without_autocast(), self._served(program):
-                result = program.run(
-                    inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look
-                )
+                given_to_all = (inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look)
+                result = self._run(program, given_to_all)
             done = keep
         except NotFinite as error:
             raise UserError(
@@ -199,6 +228,8 @@ class CompiledStep:
                 next_step="lower the learning rate, or look at this batch",
             ) from None
         except BaseException as error:
+            if self._pages is not None:
+                self._pages.settle()  # before the memory goes that is written to
             traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
             if self.plan.updates == "early" and keep and interrupt.holding:
                 raise InternalError(
@@ -216,6 +247,29 @@ class CompiledStep:
             for op in program.updates:
                 self._parameter(op).grad = None
         return result
+
+    def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
+        """Run the program, or as much of it as can be, and then another one for the rest."""
+        plan, rest = self.plan, dict[str, Any]()
+        while True:
+            try:
+                return program.run(*given, self._pages, rest)
+            except PageFault as fault:
+                plan, program, rest = self._go_on(plan, program, fault)
+
+    def _go_on(self, plan: Plan, program: Program, fault: PageFault) -> tuple[Plan, Program, dict[str, Any]]:
+        """After a transfer failed: the plan without the store from there on, its program, and the tensors alive."""
+        assert self._pages is not None
+        assert self._costs is not None
+        assert fault.at is not None
+        lost = self._pages.settle()
+        self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
+        task = problem(self.graph, self._costs, plan.updates)
+        now = least_rest(task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=False)
+        if self._arenas is not None:
+            self._arenas[0 if not program.updates else 1].disturbed = True
+        following = self._build(now, look=program.looks, rehearse=program.rehearses, start=fault.at)
+        return now, following, _taken(fault, program, following.taken_up)
 
     def _note_updated(self, program: Program, undo: Undo) -> None:
         for op in program.updates:
@@ -306,6 +360,17 @@ class CompiledStep:
                 next_step=f"pass it: externals={{{source.path!r}: tensor}}",
             )
         return self._externals[source.path].detach
+
+
+def _taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
+    """The local variables of the program that stopped with the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not program.run.__code__:
+        trace = trace.tb_next
+    if trace is None:
+        raise InternalError("a step stopped outside of its program")
+    there = trace.tb_frame.f_locals
+    return {name: there[name] for name in names}
 
 
 def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.native.reports import allocations
 from edgetrain.plan.lifetimes import Moment, timeline
-from edgetrain.plan.plan import Compute, Free, Plan
+from edgetrain.plan.plan import Compute, Free, PageIn, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,13 @@ class Watch:
             if isinstance(action, Free):
                 there.discard(action.storage)
                 continue
+            if isinstance(action, PageIn):
+                there.add(action.storage)
+            if not isinstance(action, Compute):
+                continue
             computed += 1
             there |= {graph.tensors[t].storage for t in graph.ops[action.op].creates}
-            if isinstance(action, Compute) and action.into is not None:
+            if action.into is not None:
                 there.discard(action.into)
             if computed == at:
                 break

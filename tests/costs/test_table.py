@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Store, from_json, to_json
+from edgetrain.costs.table import WAYS, Costs, OpCost, Origin, Run, Store, from_json, to_json
 from edgetrain.errors import UserError
 
 
@@ -38,7 +38,7 @@ def costs(draw: st.DrawFn) -> Costs:
     about = draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
     rate, amount = st.floats(1e-3, 1e12), st.floats(0, 1e3)
     store = draw(st.none() | st.builds(Store, rate, rate, amount, amount, st.none() | amount))
-    origin = draw(st.sampled_from(["measured", "modelled"]))
+    origin: Origin = draw(st.sampled_from(["measured", "modelled"]))
     idle_w, uncertainty = draw(st.none() | amount), draw(st.none() | amount)
     return Costs(draw(st.text(max_size=8)), origin, tuple(ops), about, store, idle_w, uncertainty)
 

@@ -1,0 +1,107 @@
+"""The rest of a step, planned anew in the middle of it, from what is alive.
+
+In:  a problem, the plan that the step follows so far and how far it has come, a budget for what is left.
+Out: a whole plan: the old schedule up to there, what is let go of, and a new schedule to the end.
+
+    old plan    ─ op ─ op ─ op ─┊─ op ─ op ─ op ─
+                                ┊ the budget fell, or a transfer failed
+    new plan    ─ op ─ op ─ op ─┊─ frees ─ op ─ op ─ recompute ─ op ─
+
+Evicted is, as long as something does not fit, what is cheapest to make again for its bytes, by SAGE's rule
+(`sage.py`); what comes next is known here, so what is never used again goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from edgetrain.errors import InternalError
+from edgetrain.plan import lifetimes
+from edgetrain.plan.fast import NoRoom, Prepared, prepare
+from edgetrain.plan.keep_all import plan_with
+from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, PageOut, Plan
+from edgetrain.plan.problem import Problem
+from edgetrain.plan.sage import Sage
+
+STEP = 1.05  # by which the bytes grow until a rest is found that must be
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a step is after some actions of its schedule."""
+
+    position: int
+    alive: frozenset[int]
+    stored: frozenset[int]
+
+
+def state(task: Problem, actions: Sequence[Action]) -> State:
+    """The state after these actions."""
+    done: set[int] = set()
+    alive: set[int] = set()
+    stored: set[int] = set()
+    for action in actions:
+        if isinstance(action, Free):
+            alive.discard(action.storage)
+        elif isinstance(action, PageIn):
+            alive.add(action.storage)
+        elif isinstance(action, PageOut):
+            stored.add(action.storage)
+        else:
+            done.add(action.op)
+            alive.update(task.makes[action.op])
+            if action.into is not None:
+                alive.discard(action.into)
+    left = (at for at, op in enumerate(task.order) if op not in done and not task.is_view[op])
+    return State(next(left, len(task.order)), frozenset(alive), frozenset(stored))
+
+
+def rest(
+    task: Problem,
+    plan: Plan,
+    at: int,
+    budget_bytes: int,
+    *,
+    lost: Set[int] = frozenset(),
+    use_store: bool = True,
+    prepared: Prepared | None = None,
+) -> Plan | None:
+    """The plan that follows `plan` for its first `at` actions and holds at most the budget from there on; None where
+    none is found.
+
+    lost: storages that should be alive and are not. use_store: what was paged out is there to be read back.
+    """
+    past = plan.schedule[:at]
+    now = state(task, past)
+    walk = Sage(prepared or prepare(task), budget_bytes, stored=now.stored - lost if use_store else ())
+    walk.begin_at(now.position, now.alive - lost)
+    try:
+        sequence = walk.run()
+    except NoRoom:
+        return None
+    coming: list[Item] = [task.order[n] if n >= 0 else PageIn(-1 - n) for n in sequence]
+    return plan_with(task.graph, plan, _joined(task, past, now.alive, coming))
+
+
+def least_rest(task: Problem, plan: Plan, at: int, budget_bytes: int, *, lost: Set[int], use_store: bool) -> Plan:
+    """As `rest`, in as few bytes above the budget as are found to do."""
+    prepared, n_bytes = prepare(task), budget_bytes
+    while n_bytes < STEP * task.keep_all.peak_bytes + budget_bytes:
+        found = rest(task, plan, at, n_bytes, lost=lost, use_store=use_store, prepared=prepared)
+        if found is not None:
+            return found
+        n_bytes = int(n_bytes * STEP) + 1
+    raise InternalError("the rest of a step cannot be run from what is alive")
+
+
+def _joined(task: Problem, past: Sequence[Action], alive: Set[int], coming: Sequence[Item]) -> tuple[Action, ...]:
+    """The actions that were taken, what is let go of, and those that run these ops."""
+    before = [action.op if isinstance(action, Compute) else action for action in past if not isinstance(action, Free)]
+    whole = lifetimes.schedule(task.graph, [*before, *coming])
+    run = [n for n, action in enumerate(whole) if not isinstance(action, Free)]
+    cut = run[len(before)] if len(before) < len(run) else len(whole)
+    kept = state(task, whole[:cut]).alive
+    if not kept <= alive:
+        raise InternalError("the rest of a step reads what is not there")
+    return (*past, *(Free(s) for s in sorted(alive - kept)), *whole[cut:])

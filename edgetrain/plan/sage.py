@@ -1,0 +1,42 @@
+"""The planner `sage`: what SAGE (Gim & Ko 2022) does at run time, played on a graph.
+
+In:  a problem, a budget in bytes.
+Out: the order that SAGE would run the step in, or None where it runs out of memory.
+
+Where an allocation does not fit, the storage of the smallest
+
+    (compute time + 1) ÷ (size + 1)
+
+goes, again and again until it fits; times are in microseconds, sizes in bytes. What the op at hand reads is locked, and
+so is what cannot be made again. An op that misses something makes it again, ancestors first. Nothing is known of what
+comes, but one thing: a storage that could not be made again at its next use stays (the graph updates in place).
+
+Where eviction is not enough SAGE shrinks the micro-batch; see `micro_batches.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgetrain.plan.fast import NoRoom, Prepared, Walk, prepare
+from edgetrain.plan.problem import Problem
+
+
+def sage(problem: Problem, budget_bytes: int, *, prepared: Prepared | None = None) -> tuple[int, ...] | None:
+    ready = prepared or prepare(problem)
+    try:
+        return tuple(ready.order[at] for at in Sage(ready, budget_bytes).run())
+    except NoRoom:
+        return None
+
+
+class Sage(Walk):
+    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = ()) -> None:
+        super().__init__(ready, budget, stored)
+        self.score = [(1e6 * own_s + 1) / (n + 1) for own_s, n in zip(ready.own_s, ready.size, strict=True)]
+
+    def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
+        candidates = self.evictable.nonzero()[0].tolist()
+        if candidates:
+            return min(candidates, key=self.score.__getitem__), False
+        return (options[0][0], True) if options else (None, False)

@@ -1,0 +1,53 @@
+"""The pages of one step: its tensors on their way to the store and back.
+
+In:  a graph, a plan that pages, a folder. Out: `Pages`, which the straight-line step calls.
+
+A transfer that fails raises `PageFault` where the step waits for it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from edgetrain.graph.ir import Graph
+from edgetrain.pagefile import Calls, Moved, PageFault, PageFile
+from edgetrain.plan.lifetimes import whole_tensors
+from edgetrain.plan.plan import Plan
+from edgetrain.run.compile import slots
+
+
+class Pages:
+    def __init__(self, graph: Graph, plan: Plan, folder: str | Path, *, calls: Calls | None = None) -> None:
+        whole = whole_tensors(graph)
+        self._slots = slots(plan)
+        self._tensors = [graph.tensors[whole[s]] for s in self._slots]
+        self._file = PageFile(folder, [tensor.n_bytes for tensor in self._tensors], calls=calls)
+
+    def out(self, slot: int, tensor: torch.Tensor) -> None:
+        self._file.write(slot, tensor.untyped_storage().data_ptr())
+
+    def back(self, slot: int) -> torch.Tensor:
+        """The tensor with its memory; its numbers are there after `wait`."""
+        like = self._tensors[slot]
+        tensor = torch.empty_strided(like.shape, like.stride, dtype=getattr(torch, like.dtype))
+        self._file.read(slot, tensor.untyped_storage().data_ptr())
+        return tensor
+
+    def wait(self, slot: int, at: int) -> None:
+        """at: the place in the schedule, for whoever must go on from there when the transfer has failed."""
+        try:
+            self._file.wait(slot)
+        except PageFault as fault:
+            fault.at = at
+            raise
+
+    def settle(self) -> frozenset[int]:
+        """Until nothing moves any more: before memory is let go of. The storages whose last transfer failed."""
+        failed = self._file.settle()
+        return frozenset(s for s, slot in self._slots.items() if slot in failed)
+
+    @property
+    def moved(self) -> Moved:
+        return self._file.moved
