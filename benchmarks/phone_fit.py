@@ -102,6 +102,9 @@ class Fit:
         return math.fsum(w * x for w, x in zip(weights, counts.for_memory, strict=True))
 
 
+Count = Callable[[Pair], Counts]
+
+
 # ---- what was measured
 
 
@@ -140,7 +143,7 @@ def count(model: str, batch: int) -> Counts:
     """Counts of one captured step: SGD with momentum and weight decay, as the phones ran it."""
     net = NETS[model]()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    graph = et.capture(net, _loss, optimizer, example(model, batch))
+    graph = et.capture(net, loss, optimizer, example(model, batch))
     done = [work(graph, op) for op in graph.ops if not op.view]
     parts = held(graph)
     return Counts(
@@ -149,11 +152,11 @@ def count(model: str, batch: int) -> Counts:
     )  # fmt: skip
 
 
-def _loss(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def loss(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(net(x), y)
 
 
-def counter(models: Sequence[str] = MODELS) -> Callable[[Pair], Counts]:
+def counter(models: Sequence[str] = MODELS) -> Count:
     """Counts of any pair. They are affine in the batch, so each network is captured at two batch sizes."""
     first, second = COUNTED_AT
     ends = {model: [_vector(count(model, batch)) for batch in COUNTED_AT] for model in models}
@@ -172,7 +175,7 @@ def _vector(counts: Counts) -> Array:
 # ---- the fit
 
 
-def fit(rows: Sequence[Row], counts: Callable[[Pair], Counts]) -> Fit:
+def fit(rows: Sequence[Row], counts: Count) -> Fit:
     phones = {}
     for phone in PHONES:
         own = [row for row in rows if row.phone == phone]
@@ -233,7 +236,7 @@ class Errors:
         return float(np.median(self.memory))
 
 
-def errors(found: Fit, rows: Sequence[Row], counts: Callable[[Pair], Counts]) -> Errors:
+def errors(found: Fit, rows: Sequence[Row], counts: Count) -> Errors:
     return Errors(
         tuple(abs(found.time_s(row.phone, counts(row.pair)) / row.time_s - 1) for row in rows),
         tuple(abs(found.peak_bytes(counts(row.pair)) / row.peak_bytes - 1) for row in rows),
@@ -245,7 +248,7 @@ def halves() -> tuple[frozenset[Pair], frozenset[Pair]]:
     return frozenset(PAIRS[::2]), frozenset(PAIRS[1::2])
 
 
-def held_out(rows: Sequence[Row], counts: Callable[[Pair], Counts], fitted: frozenset[Pair]) -> Errors:
+def held_out(rows: Sequence[Row], counts: Count, fitted: frozenset[Pair]) -> Errors:
     """The errors on the pairs that are not fitted; both phones' rows of a pair are on the same side."""
     inside = [row for row in rows if row.pair in fitted]
     outside = [row for row in rows if row.pair not in fitted]

@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from phone_fit import (
     MODELS,
     PAIRS,
     PHONES,
-    Counts,
+    Count,
     Errors,
     Fit,
     Pair,
@@ -47,8 +47,6 @@ LIMITS = {"time": 0.30, "memory": 0.20}  # that the project set itself, for the 
 RANDOM_HALVES = 200
 # EMDL'21, Table 1: MobileNetV2 by MNN on a Samsung Note 10, batch → seconds. Nothing here is fitted to it.
 NOTE_10 = {1: 0.516, 2: 0.812, 4: 1.365}
-
-Count = Callable[[Pair], Counts]
 
 
 def study(data: Path) -> dict[str, Any]:

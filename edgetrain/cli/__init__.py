@@ -15,6 +15,7 @@ import typer
 
 from edgetrain import __version__
 from edgetrain.cli.demo import demo
+from edgetrain.cli.devices import devices
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.output import notes, stopped
@@ -44,7 +45,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for command in (train, plan, graph, models, report, demo):
+for command in (train, plan, graph, models, devices, report, demo):
     app.command()(_interruptible(command))
 
 

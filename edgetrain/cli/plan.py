@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import rich.table
 import typer
@@ -26,7 +26,10 @@ from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.model import model_costs, resident_bytes
 from edgetrain.costs.table import Costs
+from edgetrain.devices.device import Device
+from edgetrain.devices.device import load as load_device
 from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.ir import Graph, Op, Role
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
@@ -71,6 +74,10 @@ def plan(
         typer.Option(help="Try many budgets: a number of points, or parts of keep-all's activations as 0.3,0.5,0.8."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Model the costs for this device (`edgetrain devices`) instead of measuring them here."),
+    ] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     time_limit: Annotated[float, typer.Option(help="Seconds for the search of each plan.", min=0.1)] = 10.0,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
@@ -84,15 +91,25 @@ def plan(
 ) -> None:
     """Plan a training step inside a budget of memory, and show what it holds, recomputes and costs.
 
+    Times are predicted from ops that are measured on this machine or, with --device, modelled for another one.
+
     Example: edgetrain plan mobilenet_v2 --batch 16 --memory 300MB
+
+    Example: edgetrain plan mobilenet_v2 --batch 16 --memory 300MB --device rpi4
     """
     chosen = choose(model)
+    target = None if device is None else load_device(device)
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
     if planner not in PLANNERS:
         raise typer.BadParameter(f"{planner} is none of {', '.join(PLANNERS)}", param_hint="--planner")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
+    if target is not None and process_bytes is not None:
+        raise typer.BadParameter(
+            "what a process holds beside its tensors is known for this machine alone; give --memory with --device",
+            param_hint="--process-memory",
+        )
     parts = _parts(sweep)
     one = memory is not None or process_memory is not None or load is not None
     one = one or (planner == "keep-all" and not parts)
@@ -114,7 +131,7 @@ def plan(
             step = make() if process_bytes is None else captured_apart(make)
         if loaded is not None:
             _refuse_other(step.graph, loaded, load)
-        study = _Study(step.graph, _costs(step.graph), step.plan, planner, time_limit)
+        study = _Study(step.graph, _costs(step.graph, target), step.plan, planner, time_limit, target)
         left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
         budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
         made = None
@@ -181,7 +198,9 @@ def _refuse_other(graph: Graph, loaded: Plan, file: Path | None) -> None:
         raise UserError(f"{file} holds no legal plan", received=str(error).splitlines()[0]) from error
 
 
-def _costs(graph: Graph) -> Costs:
+def _costs(graph: Graph, device: Device | None) -> Costs:
+    if device is not None:
+        return model_costs(graph, device)
     with _bar("measuring ops") as progress:
         return measure_costs(graph, progress=progress)
 
@@ -199,13 +218,14 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @dataclass(frozen=True)
 class _Study:
-    """A captured step, what its ops cost here, and the plan that keeps all of it."""
+    """A captured step, what its ops cost here or on a device, and the plan that keeps all of it."""
 
     graph: Graph
     costs: Costs
     captured: Plan
     planner: str
     time_limit_s: float
+    device: Device | None = None
 
     @cached_property
     def task(self) -> Problem:
@@ -319,12 +339,25 @@ class _Study:
             "budget_bytes": budget,
             "lasting_bytes": {name: n for name, n in self._lasting() if n},
             "keep_all": {"peak_bytes": keep_all.peak_bytes, "time_s": keep_all.time_s},
+            "costs": self._costs_told(),
         }
         if made is not None:
             found["plan"] = self._plan_told(made)
         if frontier is not None:
             found["sweep"] = asdict(frontier)
         return found
+
+    def _costs_told(self) -> dict[str, Any]:
+        """Where the times come from, and what else is known of a device."""
+        told: dict[str, Any] = {"origin": self.costs.origin, **self.costs.about}
+        if self.device is not None:
+            told |= {
+                "device_key": self.device.key,
+                "uncertainty": self.costs.uncertainty,
+                "ram_bytes": self.device.memory.ram_bytes,
+                "library_bytes": resident_bytes(self.graph, self.device),
+            }
+        return told
 
     def _plan_told(self, made: Plan) -> dict[str, Any]:
         op, alive, workspace = self._peak(made)
@@ -333,6 +366,7 @@ class _Study:
             "planner": made.planner,
             "peak_bytes": made.peak_bytes,
             "time_s": made.time_s,
+            "energy_j": self._energy_j(made),
             "extra": _extra(made),
             "bound": None if made.bound is None else asdict(made.bound),
             "gap": made.gap,
@@ -365,13 +399,38 @@ class _Study:
                 curves.append(self.curve(made, f"plan ({made.planner})"))
             tables = [self._before_after(keep_all, made), self._facts(made)]
             tables += [self._modules(made)] if self.recomputed(made) else []
-        about = self.costs.about
-        note = (
-            f"{sum(not op.view for op in self.graph.ops)} ops, graph {self.graph.key}; costs {self.costs.origin} on "
-            f"{about.get('processor', 'this machine')}, {_count(about.get('threads', '?'), 'thread')}"
-        )
-        table = None if frontier is None else _frontier_table(frontier)
+        note = f"{sum(not op.view for op in self.graph.ops)} ops, graph {self.graph.key}; {self._origin()}"
+        table = None if frontier is None else _frontier_table(frontier, self._modelled)
         return Picture(title, note, budget, tuple(curves), frontier, tuple(tables), table)
+
+    def _origin(self) -> str:
+        about = self.costs.about
+        if self.device is None:
+            threads = _count(about.get("threads", "?"), "thread")
+            return f"costs {self.costs.origin} on {about.get('processor', 'this machine')}, {threads}"
+        device, within = self.device, 100 * (self.costs.uncertainty or 0.0)
+        how = f"{about['processor']}, {about['library']}"
+        return f"times modelled for {device.name} ({how}), not measured: within {within:.0f} %, two times of three"
+
+    @property
+    def _time_words(self) -> str:
+        """How a time is called, wherever one is told."""
+        return "predicted" if self.device is None else f"modelled for {self.device.name}"
+
+    @property
+    def _modelled(self) -> str:
+        return "" if self.device is None else f", {self._time_words}"
+
+    def _energy_j(self, made: Plan) -> float | None:
+        """Above what the device takes when it idles."""
+        found, done = 0.0, set[int]()
+        for op in made.order:
+            energy_j = self.costs.ops[op].run("again" if op in done else "first").energy_j
+            if energy_j is None:
+                return None
+            found += energy_j
+            done.add(op)
+        return found
 
     def _before_after(self, keep_all: Plan, made: Plan) -> Table:
         lasting = keep_all.persistent_bytes
@@ -382,20 +441,24 @@ class _Study:
         assert keep_all.time_s is not None
         assert made.time_s is not None
         times = (_seconds(keep_all.time_s), _seconds(made.time_s), _change(keep_all.time_s, made.time_s))
-        rows.append(("time of a step, predicted", *times))
+        rows.append((f"time of a step, {self._time_words}", *times))
+        joules = (self._energy_j(keep_all), self._energy_j(made))
+        if joules[0] is not None and joules[1] is not None:
+            told = (f"{joules[0]:.3g} J", f"{joules[1]:.3g} J", _change(joules[0], joules[1]))
+            rows.append((f"energy above idle, {self._time_words}", *told))
         if made.order == keep_all.order:
             note = "All of it fits: nothing is computed twice."
             return Table("What a step takes", note, ("", "keep all"), tuple(row[:2] for row in rows))
         return Table("What a step takes", "", ("", "keep all", made.planner, ""), tuple(rows))
 
     def _facts(self, made: Plan) -> Table:
-        rows = []
+        rows = [] if self.device is None else self._device_facts(self.device, made)
         again = self.recomputed(made)
         if again:
             time_s = sum(self.costs.ops[n].again_s for n in again)
-            rows.append(("recomputed", f"{_count(len(again), 'op')}, {_seconds(time_s)}"))
+            rows.append(("recomputed", f"{_count(len(again), 'op')}, {_seconds(time_s)}{self._modelled}"))
         if made.bound is not None and made.gap is not None:
-            best = f"{_seconds(made.bound.time_s)}, {100 * made.gap:.1f} % less"
+            best = f"{_seconds(made.bound.time_s)}{self._modelled}, {100 * made.gap:.1f} % less"
             rows.append(("least possible", f"{best} (proven for {made.bound.schedules})"))
         op, alive, workspace = self._peak(made)
         rows.append(("peak at", f"{op.name}{f' of {op.module}' if op.module else ''} ({op.phase})"))
@@ -405,6 +468,17 @@ class _Study:
         rows.append(("alive there", f"{text}; lasting tensors {show_bytes(made.persistent_bytes)}"))
         rows += [("numbers", _EXACT[made.exact]), ("updates", _UPDATES[made.updates])]
         return Table("The plan", "", ("", ""), tuple(rows))
+
+    def _device_facts(self, device: Device, made: Plan) -> list[tuple[str, str]]:
+        ram = device.memory.ram_bytes
+        fits = "" if made.peak_bytes <= ram else ": this plan does not fit"
+        rows = [(f"RAM of {device.name}", f"{show_bytes(ram)}{fits}")]
+        alone = resident_bytes(self.graph, device)
+        if alone is not None:
+            rows.append(
+                (f"{device.library.name} alone", f"would hold {show_bytes(alone)}, its whole process (modelled)")
+            )
+        return rows
 
     def _peak(self, made: Plan) -> tuple[Op, list[tuple[str, int]], int]:
         """The op that holds most, what is alive there that does not last, and what its kernel takes above that."""
@@ -421,7 +495,7 @@ class _Study:
             )
             for block, kinds, s in self.blocks_again(made)
         )
-        return Table("Recomputed", "", ("module", "ops", "time"), rows)
+        return Table("Recomputed", "", ("module", "ops", "time" + self._modelled), rows)
 
 
 def _count(number: object, what: str) -> str:
@@ -446,7 +520,7 @@ def _short(kind: str) -> str:
     return name if space == "edgetrain" else name.partition(".")[0]
 
 
-def _frontier_table(frontier: Frontier) -> Table:
+def _frontier_table(frontier: Frontier, modelled: str = "") -> Table:
     rows = []
     for p in frontier.points:
         first = (show_bytes(p.memory_bytes), f"{100 * p.part:.0f} %")
@@ -462,7 +536,7 @@ def _frontier_table(frontier: Frontier) -> Table:
             f"bytes); none below {show_bytes(frontier.bound_bytes)} can."
         )
     header = ("memory", "of keep-all's activations", "extra time", "recomputed ops", "planner", "gap")
-    return Table("Memory against time", note, header, tuple(rows))
+    return Table(f"Memory against time{modelled}", note, header, tuple(rows))
 
 
 def _change(before: float, after: float) -> str:
@@ -494,10 +568,11 @@ def _keep(
             made.save(to)
         notes.print(f"saved to {to}")
     save_picture(shown, folder.path)
+    times: Literal["derived", "modelled"] = "modelled" if costs.origin == "modelled" else "derived"
     summary = {"keep-all peak": Value(told["keep_all"]["peak_bytes"], "bytes", "derived")}
-    summary["keep-all time"] = Value(told["keep_all"]["time_s"], "s", "derived")
+    summary["keep-all time"] = Value(told["keep_all"]["time_s"], "s", times)
     if made is not None:
-        summary |= {"peak": Value(made.peak_bytes, "bytes", "derived"), "time": Value(made.time_s, "s", "derived")}
+        summary |= {"peak": Value(made.peak_bytes, "bytes", "derived"), "time": Value(made.time_s, "s", times)}
         summary["recomputed ops"] = Value(told["plan"]["recomputed_ops"], "", "derived")
     folder.save(replace(new_record(sys.argv, **files), status="finished", summary=summary))
     return write_page(folder, folder.path / files["page"])

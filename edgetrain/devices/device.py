@@ -319,6 +319,8 @@ class _Table:
         return tuple(value or ())
 
     def quantity(self, key: str, *, positive: bool = True) -> Quantity:
+        if not isinstance(self.data.get(key), dict):
+            raise self.wrong(key, 'a number with its source: { value = 1e9, source = "data sheet", plus_minus = 0.2 }')
         table = self.table(key)
         value, source = table.number("value", positive=positive), table.text("source")
         plus_minus = table.number("plus_minus", positive=False) if "plus_minus" in table.data else 0.0
