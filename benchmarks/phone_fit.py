@@ -175,15 +175,19 @@ def _vector(counts: Counts) -> Array:
 # ---- the fit
 
 
-def fit(rows: Sequence[Row], counts: Count) -> Fit:
+def fit(rows: Sequence[Row], counts: Count, *, simple: bool = False) -> Fit:
+    """simple: for comparison, with operations alone for time and without columns for memory."""
+    left = slice(0, 1) if simple else slice(None)
     phones = {}
     for phone in PHONES:
         own = [row for row in rows if row.phone == phone]
         X = np.array([counts(row.pair).for_time for row in own])
-        slow, narrow, overhead_s = weights(X, np.array([row.time_s for row in own]))
-        phones[phone] = PhoneFit(1 / slow, 1 / narrow, overhead_s)
+        slow, *others = weights(X[:, left], np.array([row.time_s for row in own]))
+        per_byte, overhead_s = others or (0.0, 0.0)
+        phones[phone] = PhoneFit(1 / slow, 1 / per_byte if per_byte else math.inf, overhead_s)
     X = np.array([counts(row.pair).for_memory for row in rows])
-    return Fit(phones, *weights(X, np.array([row.peak_bytes for row in rows])))
+    found = weights(X[:, :3] if simple else X, np.array([row.peak_bytes for row in rows]))
+    return Fit(phones, *found, *([0.0] if simple else []))
 
 
 def weights(X: Array, y: Array) -> list[float]:
@@ -248,8 +252,8 @@ def halves() -> tuple[frozenset[Pair], frozenset[Pair]]:
     return frozenset(PAIRS[::2]), frozenset(PAIRS[1::2])
 
 
-def held_out(rows: Sequence[Row], counts: Count, fitted: frozenset[Pair]) -> Errors:
+def held_out(rows: Sequence[Row], counts: Count, fitted: frozenset[Pair], *, simple: bool = False) -> Errors:
     """The errors on the pairs that are not fitted; both phones' rows of a pair are on the same side."""
     inside = [row for row in rows if row.pair in fitted]
     outside = [row for row in rows if row.pair not in fitted]
-    return errors(fit(inside, counts), outside, counts)
+    return errors(fit(inside, counts, simple=simple), outside, counts)

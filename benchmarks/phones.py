@@ -62,6 +62,7 @@ def study(data: Path) -> dict[str, Any]:
         "split": {"fitted": sorted(first), "predicted": sorted(second)},
         "predicted": _told(held_out(rows, counts, first)),
         "halves exchanged": _told(held_out(rows, counts, second)),
+        "simple": _told(held_out(rows, counts, first, simple=True)),
         "random halves": random_halves(rows, counts),
         "left out whole": {model: _told(held_out(rows, counts, _without(model))) for model in MODELS},
         "batch 32": _told(errors(whole, [row for row in all_rows if row.batch == 32], counts)),
@@ -182,6 +183,9 @@ def page(found: dict[str, Any]) -> str:
     )
     lines += [_line(f"{model} left out whole", row) for model, row in found["left out whole"].items()]
     lines.append(_line("batch 32 (Meizu; fitted to all smaller ones)", found["batch 32"]))
+    lines.append(
+        _line("for comparison, fixed split: time by operations alone, memory without columns", found["simple"])
+    )
     limits = found["limits"]
     lines += ["", f"Limits: {_pc(limits['time'])} of time, {_pc(limits['memory'])} of memory.", ""]
     lines += ["![modelled against measured](phones.svg)", "", *_numbers(found), *_rows(found), *_others(found)]
