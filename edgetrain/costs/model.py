@@ -11,6 +11,7 @@ Out: `Costs` whose origin is "modelled": seconds and joules of each op, what pag
         │   ╱                 time =     operations ÷ rate + bytes ÷ bandwidth + overhead, where the library lays its
         └──╱──────────────           data out by ops of their own (`Library.overlaps` is false)
            operations a byte  energy = power of the processor at full load × time
+                                     + power of memory × bytes ÷ bandwidth, where it is known apart
 
 What is modelled: one processor at full load, float32, data that comes from memory each time. What is not: caches,
 frequencies that fall when it gets warm, memory that is swapped, other programs. No workspace of kernels is claimed; the
@@ -38,11 +39,11 @@ def model_costs(graph: Graph, device: str | Device, *, processor: str | None = N
     found = load(device) if isinstance(device, str) else device
     chosen = _processor(found, processor)
     rates = Rates.of(found, chosen)
-    power_w = None if chosen.power_w is None else chosen.power_w.value
     ops, total_s, doubt_s = [], 0.0, 0.0
     for number, op in enumerate(graph.ops):
-        time_s, doubt = (0.0, 0.0) if op.view else rates.time_and_doubt_s(work(graph, op))
-        ops.append(_cost(graph, number, time_s, power_w))
+        done = work(graph, op)
+        time_s, doubt = (0.0, 0.0) if op.view else rates.time_and_doubt_s(done)
+        ops.append(_cost(graph, number, time_s, _energy_j(found, chosen, done, time_s)))
         total_s, doubt_s = total_s + time_s, doubt_s + doubt
     about = {
         "device": found.name,
@@ -63,9 +64,16 @@ def _processor(device: Device, name: str | None) -> Processor:
     return training[name or device.runs_on]
 
 
-def _cost(graph: Graph, number: int, time_s: float, power_w: float | None) -> OpCost:
+def _energy_j(device: Device, processor: Processor, done: Work, time_s: float) -> float | None:
+    if processor.power_w is None:
+        return None
+    memory = device.memory
+    moving_w = 0.0 if memory.power_w is None else memory.power_w.value
+    return processor.power_w.value * time_s + moving_w * done.moved_bytes / memory.bandwidth_bytes_s.value
+
+
+def _cost(graph: Graph, number: int, time_s: float, energy_j: float | None) -> OpCost:
     """Each way to run the op takes as long; over one of its inputs it makes one storage less."""
-    energy_j = None if power_w is None else power_w * time_s
     ways: dict[Way, Run] = {}
     for way, call in calls.calls(graph, number).items():
         without = call.op.outputs[0] if way == "over" else None

@@ -25,6 +25,7 @@ without a source is a `UserError` that names the file and the place in it.
 
     [memory]
     bandwidth_bytes_s = { … }
+    power_w = { … }                                 while it moves data                                (optional)
     [[memory.ram]]                                  one a region; microcontrollers have several
     name = "LPDDR4"
     n_bytes = { … }
@@ -112,11 +113,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Memory:
-    """bandwidth_bytes_s: what a training library reaches, reads and writes together."""
+    """
+    bandwidth_bytes_s: what a training library reaches, reads and writes together.
+    power_w: while it moves data, above idle; None where it is part of the processor's (one number was measured).
+    """
 
     bandwidth_bytes_s: Quantity
     ram: tuple[Region, ...]
     flash: tuple[Region, ...] = ()
+    power_w: Quantity | None = None
 
     @property
     def ram_bytes(self) -> int:
@@ -390,12 +395,13 @@ def _processor(table: _Table, name: str) -> Processor:
 
 def _memory(table: _Table) -> Memory:
     bandwidth = table.quantity("bandwidth_bytes_s")
+    power = table.quantity_if_there("power_w", positive=False)
     ram = tuple(_ended(item, _region) for item in table.tables("ram"))
     flash = tuple(_ended(item, _region) for item in table.tables("flash"))
     table.end()
     if not ram:
         raise table.wrong("ram", "at least one region")
-    return Memory(bandwidth, ram, flash)
+    return Memory(bandwidth, ram, flash, power)
 
 
 def _region(table: _Table) -> Region:

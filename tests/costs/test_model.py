@@ -83,6 +83,16 @@ def test_costs_are_those_of_the_device(graph: Graph) -> None:
     assert not any(costs.workspace_bytes.values())
 
 
+def test_memory_has_a_power_of_its_own_where_it_is_known(graph: Graph) -> None:
+    device = load("jetson_tx2")
+    assert device.memory.power_w is not None
+    assert device.processor.power_w is not None
+    for op, cost in zip(graph.ops, et.model_costs(graph, device).ops, strict=True):
+        moving_s = work(graph, op).moved_bytes / device.memory.bandwidth_bytes_s.value
+        expected = device.processor.power_w.value * cost.time_s + device.memory.power_w.value * moving_s
+        assert cost.run("first").energy_j == pytest.approx(expected)
+
+
 def test_requests_are_the_results_and_over_an_input_one_less(graph: Graph) -> None:
     costs = et.model_costs(graph, "rpi4")
     over = 0
