@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from phone_nets import NETS, example
+from phone_nets import NETS, Nets, example
 from torch.nn import functional as F
 
 import edgetrain as et
@@ -139,9 +139,9 @@ def _column(file: Path, name: str, key: str = "batchsize") -> dict[int, float]:
 # ---- what the networks do
 
 
-def count(model: str, batch: int) -> Counts:
+def count(model: str, batch: int, nets: Nets = NETS) -> Counts:
     """Counts of one captured step: SGD with momentum and weight decay, as the phones ran it."""
-    net = NETS[model]()
+    net = nets[model]()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     graph = et.capture(net, loss, optimizer, example(model, batch))
     done = [work(graph, op) for op in graph.ops if not op.view]
@@ -156,10 +156,10 @@ def loss(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return F.cross_entropy(net(x), y)
 
 
-def counter(models: Sequence[str] = MODELS) -> Count:
+def counter(nets: Nets = NETS) -> Count:
     """Counts of any pair. They are affine in the batch, so each network is captured at two batch sizes."""
     first, second = COUNTED_AT
-    ends = {model: [_vector(count(model, batch)) for batch in COUNTED_AT] for model in models}
+    ends = {model: [_vector(count(model, batch, nets)) for batch in COUNTED_AT] for model in MODELS}
 
     def counts(pair: Pair) -> Counts:
         low, high = ends[pair[0]]

@@ -19,6 +19,7 @@ same sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -99,8 +100,18 @@ def mobilenet() -> nn.Module:
     return zoo.build("mobilenet_v2", classes=1001)
 
 
-NETS: Mapping[str, Callable[[], nn.Module]] = {
+Nets = Mapping[str, Callable[[], nn.Module]]
+NETS: Nets = {
     "Lenet": lenet, "Alexnet": alexnet, "GoogLenet": googlenet, "Squeezenet": squeezenet, "Mobilenet": mobilenet,
+}  # fmt: skip
+
+# For comparison: those of our zoo, which are the published ones.
+ZOO: Nets = {
+    name: partial(zoo.build, key)
+    for name, key in (
+        ("Lenet", "lenet"), ("Alexnet", "alexnet"), ("GoogLenet", "googlenet"), ("Squeezenet", "squeezenet"),
+        ("Mobilenet", "mobilenet_v2"),
+    )
 }  # fmt: skip
 
 

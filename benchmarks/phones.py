@@ -40,6 +40,7 @@ from phone_fit import (
     held_out,
     read,
 )
+from phone_nets import ZOO
 
 from edgetrain.devices.device import load
 
@@ -63,6 +64,7 @@ def study(data: Path) -> dict[str, Any]:
         "predicted": _told(held_out(rows, counts, first)),
         "halves exchanged": _told(held_out(rows, counts, second)),
         "simple": _told(held_out(rows, counts, first, simple=True)),
+        "published networks": _told(held_out(rows, counter(ZOO), first)),
         "random halves": random_halves(rows, counts),
         "left out whole": {model: _told(held_out(rows, counts, _without(model))) for model in MODELS},
         "batch 32": _told(errors(whole, [row for row in all_rows if row.batch == 32], counts)),
@@ -186,6 +188,7 @@ def page(found: dict[str, Any]) -> str:
     lines.append(
         _line("for comparison, fixed split: time by operations alone, memory without columns", found["simple"])
     )
+    lines.append(_line("for comparison, fixed split: the published networks (our zoo)", found["published networks"]))
     limits = found["limits"]
     lines += ["", f"Limits: {_pc(limits['time'])} of time, {_pc(limits['memory'])} of memory.", ""]
     lines += ["![modelled against measured](phones.svg)", "", *_numbers(found), *_rows(found), *_others(found)]
