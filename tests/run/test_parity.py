@@ -241,7 +241,7 @@ ZOO = [
     Small("alexnet", 63, 0.1),
     Small("vgg16", 32, 0.0625),
     Small("vgg16_cifar", 32, 0.0625),
-    Small("mobilenet_v1", 32, 0.25),
+    Small("mobilenet_v1", 32, 0.125),
     Small("mobilenet_v2", 32, 0.35),
     Small("squeezenet", 33, 0.25),
     Small("googlenet", 32, 0.1),

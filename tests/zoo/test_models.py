@@ -13,6 +13,7 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import UserError
+from edgetrain.zoo.models.densenet import DenseLayer
 from edgetrain.zoo.models.googlenet import auxiliary_loss, googlenet
 from edgetrain.zoo.models.mobilenet_v2 import round_to_eights
 
@@ -437,21 +438,21 @@ def test_densenet_joins_all_that_came_before() -> None:
     """As the paper writes it: layer n sees [x0, x1, …, xn-1]. Ours joins two tensors at a time."""
     model, x = zoo.build("densenet121", **SMALL["densenet121"]).eval(), example("densenet121", 2)[0]
     moved_off_their_start(model)
-    features = model.get_submodule("features")
-    kept: dict[str, torch.Tensor] = {}
-    for name, module in features.named_children():
-        if name.startswith("denseblock"):
-            seen = [x]
-            for layer in module.children():
-                joined = layer.conv1(layer.norm1(torch.cat(seen, 1)).relu())
-                seen.append(layer.conv2(layer.norm2(joined).relu()))
-            x = torch.cat(seen, 1)
-            kept[name] = x
-        else:
+    scores = model(x)
+    widths = []
+    for name, module in model.get_submodule("features").named_children():
+        if not name.startswith("denseblock"):
             x = module(x)
-    expected = model.get_submodule("classifier")(x.relu().mean((2, 3)))
-    assert [value.shape[1] for value in kept.values()] == [64, 128, 256, 256]
-    torch.testing.assert_close(model(example("densenet121", 2)[0]), expected)
+            continue
+        seen = [x]
+        for layer in module.children():
+            assert isinstance(layer, DenseLayer)
+            joined = layer.conv1(layer.norm1(torch.cat(seen, 1)).relu())
+            seen.append(layer.conv2(layer.norm2(joined).relu()))
+        x = torch.cat(seen, 1)
+        widths.append(x.shape[1])
+    assert widths == [64, 128, 256, 256]
+    torch.testing.assert_close(scores, model.get_submodule("classifier")(x.relu().mean((2, 3))))
 
 
 def test_mobilenet_v1_computes_what_hugging_face_computes() -> None:
