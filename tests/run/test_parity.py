@@ -273,14 +273,14 @@ def test_zoo_in_float64(small: Small) -> None:
     assert torch.equal(work.snapshot()["random"], plain.snapshot()["random"])
 
 
-@pytest.mark.parametrize("small", ZOO, ids=lambda small: small.name)
+@pytest.mark.parametrize("small", [s for s in ZOO if s.name != "bert_base"], ids=lambda small: small.name)
 def test_zoo_in_float32(small: Small) -> None:
     """Bitwise as plain float32, or with an error to float64 of at most four times that of plain float32: in the layout
     that the step chooses for convolutions, and for an LSTM, which it runs gate by gate.
 
     Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of three
     seeds the best counts. Batch norm over these few samples multiplies errors from step to step, plain float32's as
-    ours, so there one step is compared.
+    ours, so there one step is compared. BERT-base is more of the layers of BERT-small, and left out.
     """
     normalises = small.name.startswith(("mobilenet", "googlenet", "resnet", "densenet"))
     rounds = normalises or small.name.startswith(("alexnet", "vgg", "squeezenet", "char_lstm"))

@@ -157,8 +157,6 @@ def test_bert_base_has_the_published_109_482_240_without_its_classifier() -> Non
     assert counts.parameters == entry.published[0].parameters + 2 * 769
     layer = 128 * (4 * 768 * 768 + 2 * 768 * 3072) + 2 * 128 * 128 * 768
     assert counts.multiply_adds == 12 * layer + 768 * 768 + 768 * 2
-    masked_words = 768 * 768 + 768 + 2 * 768 + 30522  # a dense layer, a norm and a bias for each word
-    assert round(entry.published[0].parameters + masked_words, -5) == entry.published[1].parameters
 
 
 @pytest.mark.parametrize(

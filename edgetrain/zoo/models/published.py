@@ -85,11 +85,7 @@ _VGG16_CIFAR = (
 )
 
 _MOBILENET_V1 = (
-    Published(
-        "Howard et al. 2017, Table 8",
-        4_200_000,
-        569_000_000,
-    ),
+    Published("Howard et al. 2017, Table 8", 4_200_000, 569_000_000),
     Published("timm (mobilenetv1_100)", 4_230_000),
     Published(
         "Keras (MobileNet)",
@@ -208,13 +204,6 @@ _BERT_BASE = (
         109_482_240,
         None,
         "Embeddings, layers and pooler, without heads. Our classifier adds 769 for each class.",
-    ),
-    Published(
-        "Turc et al. 2019, 12 layers of 768",
-        110_100_000,
-        None,
-        "With the head that predicts masked words, whose last layer is the word embeddings: 622,650 more than "
-        "the 109,482,240 without heads.",
     ),
     Published("Devlin et al. 2019", 110_000_000, None, "Rounded up: 109,482,240 without heads."),
     Published(TX2, 110_000_000, None, "The figure of Devlin et al."),
