@@ -41,7 +41,7 @@ import edgetrain as et
 from edgetrain import zoo
 from edgetrain.measure.record import new_record
 from edgetrain.run.memory import allocated_peak
-from edgetrain.zoo.models.bert_small import Layer
+from edgetrain.zoo.models.bert import Layer
 from edgetrain.zoo.models.mobilenet_v2 import InvertedResidual
 from edgetrain.zoo.models.resnet import BasicBlock, Bottleneck
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.padding import Padding
 from rich.table import Table
@@ -56,7 +57,9 @@ def _print_notes(rows: list[dict[str, Any]]) -> None:
 
 
 def _row(entry: zoo.ZooModel) -> dict[str, Any]:
-    counts = zoo.count(zoo.build(entry.name), entry.example(1)[0])
+    with torch.device("meta"):  # the largest would take half a gigabyte
+        model = zoo.build(entry.name)
+    counts = zoo.count(model, entry.example(1)[0])
     size = entry.input_size
     return {
         "name": entry.name,

@@ -25,6 +25,8 @@ from edgetrain.errors import UserError
 
 _SHOWN = 4
 _NESTS = ("state_dict", "model")
+# Torchvision's DenseNet files are older than the rule that the name of a module has no dot: norm.1 is norm1 now.
+_DOTTED = re.compile(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,14 @@ def _unnested(file: Path, data: object) -> dict[str, Tensor]:
 
 
 def _renamed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the model's names: without "module.", and of our own checkpoints only the model."""
+    """The weights under the model's names: without "module.", old names new, of our checkpoints only the model."""
     if any(name.startswith("model/") for name in weights):
         weights = {name.removeprefix("model/"): w for name, w in weights.items() if name.startswith("model/")}
-    return {name if name in own else name.removeprefix("module."): w for name, w in weights.items()}
+    return {name if name in own else _current(name): w for name, w in weights.items()}
+
+
+def _current(name: str) -> str:
+    return _DOTTED.sub(r"\1\2", name.removeprefix("module."))
 
 
 def _compare(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> _Fit:

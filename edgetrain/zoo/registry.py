@@ -21,14 +21,17 @@ from edgetrain.errors import UserError
 from edgetrain.zoo.models.alexnet import alexnet
 from edgetrain.zoo.models.arguments import check_classes, check_size, refuse_classes
 from edgetrain.zoo.models.autoencoder import autoencoder
-from edgetrain.zoo.models.bert_small import VOCABULARY, bert_small
+from edgetrain.zoo.models.bert import VOCABULARY, bert_base, bert_small
 from edgetrain.zoo.models.char_lstm import char_lstm
+from edgetrain.zoo.models.densenet import densenet121
 from edgetrain.zoo.models.googlenet import googlenet
 from edgetrain.zoo.models.lenet import lenet
+from edgetrain.zoo.models.mobilenet_v1 import mobilenet_v1
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 from edgetrain.zoo.models.published import PUBLISHED, Published
-from edgetrain.zoo.models.resnet import resnet18, resnet50
+from edgetrain.zoo.models.resnet import resnet18, resnet18_cifar, resnet50
 from edgetrain.zoo.models.squeezenet import squeezenet
+from edgetrain.zoo.models.vgg import vgg16, vgg16_cifar
 from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, RECONSTRUCT, Task
 
 
@@ -104,14 +107,34 @@ def _images(
     return ZooModel(name, summary, task, build, classes, size, channels, published=PUBLISHED[name])
 
 
+def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
+    name = build.__name__
+    return ZooModel(
+        name=name,
+        summary=summary,
+        task=CLASSIFY,
+        build=build,
+        classes=2,
+        input_size=128,
+        channels=0,
+        published=PUBLISHED[name],
+        vocabulary=VOCABULARY,
+    )
+
+
 _ENTRIES = (
-    _images(lenet, "LeNet-5, for small grey images", classes=10, size=28, channels=1),
+    _images(lenet, "LeNet-5, for grey images", classes=10, size=28, channels=1),
     _images(alexnet, "AlexNet, one tower"),
-    _images(mobilenet_v2, "MobileNetV2, of any width multiplier"),
+    _images(vgg16, "VGG16, without batch norm"),
+    _images(vgg16_cifar, "VGG16 for small images", classes=10, size=32),
+    _images(mobilenet_v1, "MobileNetV1, of any width"),
+    _images(mobilenet_v2, "MobileNetV2, of any width"),
     _images(squeezenet, "SqueezeNet 1.1"),
-    _images(googlenet, "GoogLeNet with batch norm, without auxiliary classifiers"),
+    _images(googlenet, "GoogLeNet with batch norm, no auxiliary classifiers"),
     _images(resnet18, "ResNet-18"),
+    _images(resnet18_cifar, "ResNet-18 for small images", classes=10, size=32),
     _images(resnet50, "ResNet-50"),
+    _images(densenet121, "DenseNet-121"),
     ZooModel(
         name="char_lstm",
         summary="two LSTM layers that predict the next character",
@@ -122,17 +145,8 @@ _ENTRIES = (
         channels=0,
         published=PUBLISHED["char_lstm"],
     ),
-    ZooModel(
-        name="bert_small",
-        summary="BERT-small, for sequences of word pieces",
-        task=CLASSIFY,
-        build=bert_small,
-        classes=2,
-        input_size=128,
-        channels=0,
-        published=PUBLISHED["bert_small"],
-        vocabulary=VOCABULARY,
-    ),
+    _word_pieces(bert_small, "BERT-small, for word pieces"),
+    _word_pieces(bert_base, "BERT-base, for word pieces"),
     _images(autoencoder, "a dense autoencoder", task=RECONSTRUCT, classes=0, size=28, channels=1),
 )
 

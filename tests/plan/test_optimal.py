@@ -11,9 +11,10 @@ from problems import budget, check, extra_s, small
 from edgetrain.plan.checkmate import checkmate
 from edgetrain.plan.dtr import Heuristic, dtr
 from edgetrain.plan.fast import ScoreName, fast
-from edgetrain.plan.optimal import DEPTH, Formulation, Values, optimal, places_over
+from edgetrain.plan.optimal import DEPTH, optimal
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.problem import Problem
+from edgetrain.plan.program import Formulation, Values, places_over
 
 NETS = ("chain", "residual", "dropout", "attention")
 PARTS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)

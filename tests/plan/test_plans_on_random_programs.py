@@ -22,10 +22,11 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
-from edgetrain.plan.optimal import DEPTH, Formulation, optimal, smallest
+from edgetrain.plan.optimal import DEPTH, optimal, smallest
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.program import Formulation
 from edgetrain.plan.validate import validate
 from edgetrain.run.compiled import LayoutMismatch
 

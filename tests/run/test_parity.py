@@ -239,13 +239,19 @@ def small_steps(parameters: Any) -> torch.optim.Optimizer:
 ZOO = [
     Small("lenet", 28, 0.5),
     Small("alexnet", 63, 0.1),
+    Small("vgg16", 32, 0.0625),
+    Small("vgg16_cifar", 32, 0.0625),
+    Small("mobilenet_v1", 32, 0.125),
     Small("mobilenet_v2", 32, 0.35),
     Small("squeezenet", 33, 0.25),
     Small("googlenet", 32, 0.1),
     Small("resnet18", 32, 0.125),
+    Small("resnet18_cifar", 16, 0.125),
     Small("resnet50", 32, 0.125),
+    Small("densenet121", 32, 0.125),
     Small("char_lstm", 6, 0.1),
     Small("bert_small", 8, 0.125),
+    Small("bert_base", 8, 1 / 12),
     Small("autoencoder", 8, 0.25),
 ]
 
@@ -267,17 +273,17 @@ def test_zoo_in_float64(small: Small) -> None:
     assert torch.equal(work.snapshot()["random"], plain.snapshot()["random"])
 
 
-@pytest.mark.parametrize("small", ZOO, ids=lambda small: small.name)
+@pytest.mark.parametrize("small", [s for s in ZOO if s.name != "bert_base"], ids=lambda small: small.name)
 def test_zoo_in_float32(small: Small) -> None:
     """Bitwise as plain float32, or with an error to float64 of at most four times that of plain float32: in the layout
     that the step chooses for convolutions, and for an LSTM, which it runs gate by gate.
 
     Rounding pushes some value over the kink of a ReLU now and then, which makes an error that is nobody's: of three
     seeds the best counts. Batch norm over these few samples multiplies errors from step to step, plain float32's as
-    ours, so there one step is compared.
+    ours, so there one step is compared. BERT-base is more of the layers of BERT-small, and left out.
     """
-    normalises = small.name in ("mobilenet_v2", "googlenet", "resnet18", "resnet50")
-    rounds = normalises or small.name in ("alexnet", "squeezenet", "char_lstm")
+    normalises = small.name.startswith(("mobilenet", "googlenet", "resnet", "densenet"))
+    rounds = normalises or small.name.startswith(("alexnet", "vgg", "squeezenet", "char_lstm"))
     steps = 1 if normalises else 3
     ratios = []
     for seed in range(3 if rounds else 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from edgetrain import zoo
 from edgetrain.errors import UserError
 from edgetrain.run.checkpoint import State, save
 from edgetrain.run.weights import load_weights
@@ -67,6 +69,21 @@ def test_the_old_format_of_torch(tmp_path: Path) -> None:
     source, model = Net(), Net()
     torch.save(source.state_dict(), tmp_path / "w.pt", _use_new_zipfile_serialization=False)
     load_weights(model, tmp_path / "w.pt")
+    assert same(model, weights(source))
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_the_old_names_in_torchvision_s_densenet_files(tmp_path: Path, prefix: str) -> None:
+    """norm.1 for norm1 and conv.2 for conv2 inside the dense layers, and no batch counters; the rest as it is."""
+    source, model = (zoo.build("densenet121", classes=3, width=0.125) for _ in range(2))
+    old = {
+        prefix + re.sub(r"(denselayer\d+\.[a-z]+)(\d)", r"\1.\2", name): value
+        for name, value in weights(source).items()
+        if not name.endswith("num_batches_tracked")
+    }
+    assert prefix + "features.denseblock3.denselayer24.conv.2.weight" in old
+    torch.save(old, tmp_path / "densenet121.pth")
+    assert "Loaded 606 tensors" in load_weights(model, tmp_path / "densenet121.pth")[0]
     assert same(model, weights(source))
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import UserError
+from edgetrain.zoo.models.densenet import DenseLayer
 from edgetrain.zoo.models.googlenet import auxiliary_loss, googlenet
 from edgetrain.zoo.models.mobilenet_v2 import round_to_eights
 
@@ -22,21 +23,45 @@ NAMES = tuple(zoo.MODELS)
 SMALL: dict[str, dict[str, Any]] = {
     "lenet": {"classes": 10, "input_size": 8},
     "alexnet": {"classes": 5, "input_size": 63, "width": 0.125},
+    "vgg16": {"classes": 5, "input_size": 32, "width": 0.0625},
+    "vgg16_cifar": {"classes": 5, "input_size": 64, "width": 0.0625},
+    "mobilenet_v1": {"classes": 5, "input_size": 32, "width": 0.25},
     "mobilenet_v2": {"classes": 5, "input_size": 32, "width": 0.35},
     "squeezenet": {"classes": 5, "input_size": 32, "width": 0.5},
     "googlenet": {"classes": 5, "input_size": 32, "width": 0.25},
     "resnet18": {"classes": 5, "input_size": 32, "width": 0.25},
+    "resnet18_cifar": {"classes": 5, "input_size": 16, "width": 0.25},
     "resnet50": {"classes": 5, "input_size": 32, "width": 0.25},
+    "densenet121": {"classes": 5, "input_size": 32, "width": 0.25},
     "char_lstm": {"classes": 30, "input_size": 6, "width": 0.125},
     "bert_small": {"classes": 3, "input_size": 12, "width": 0.25},
+    "bert_base": {"classes": 3, "input_size": 12, "width": 1 / 6},
     "autoencoder": {"input_size": 8},
 }
 
-SMALLEST = {"lenet": 4, "alexnet": 63, "squeezenet": 17, "googlenet": 15}
+SMALLEST = {
+    "lenet": 4,
+    "alexnet": 63,
+    "vgg16": 32,
+    "vgg16_cifar": 32,
+    "squeezenet": 17,
+    "googlenet": 15,
+    "densenet121": 29,
+}
 
 # How many entries torchvision's state dict has, and some of them.
 TORCHVISION: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "alexnet": (16, {"features.0.weight": (64, 3, 11, 11), "classifier.6.bias": (1000,)}),
+    "vgg16": (
+        32,
+        {
+            "features.0.weight": (64, 3, 3, 3),
+            "features.28.bias": (512,),
+            "classifier.0.weight": (4096, 25088),
+            "classifier.3.weight": (4096, 4096),
+            "classifier.6.weight": (1000, 4096),
+        },
+    ),
     "mobilenet_v2": (
         314,
         {
@@ -65,6 +90,20 @@ TORCHVISION: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "resnet50": (
         320,
         {"layer1.0.downsample.1.running_var": (256,), "layer4.2.conv3.weight": (2048, 512, 1, 1)},
+    ),
+    "densenet121": (
+        727,
+        {
+            "features.conv0.weight": (64, 3, 7, 7),
+            "features.norm0.running_mean": (64,),
+            "features.denseblock1.denselayer1.norm1.weight": (64,),
+            "features.denseblock3.denselayer24.conv1.weight": (128, 992, 1, 1),
+            "features.denseblock4.denselayer16.conv2.weight": (32, 128, 3, 3),
+            "features.transition3.norm.num_batches_tracked": (),
+            "features.transition3.conv.weight": (512, 1024, 1, 1),
+            "features.norm5.bias": (1024,),
+            "classifier.weight": (1000, 1024),
+        },
     ),
 }
 
@@ -112,6 +151,37 @@ def test_bert_small_has_the_published_28_8_million() -> None:
     assert counts.multiply_adds == 4 * layer + 512 * 512 + 512 * 2
 
 
+def test_bert_base_has_the_published_109_482_240_without_its_classifier() -> None:
+    entry = zoo.get("bert_base")
+    counts = zoo.count(hollow("bert_base"), entry.example(1)[0])
+    assert counts.parameters == entry.published[0].parameters + 2 * 769
+    layer = 128 * (4 * 768 * 768 + 2 * 768 * 3072) + 2 * 128 * 128 * 768
+    assert counts.multiply_adds == 12 * layer + 768 * 768 + 768 * 2
+
+
+@pytest.mark.parametrize(
+    ("width", "multiply_adds", "published"),
+    [(1.0, 569_000_000, 4_200_000), (0.75, 325_000_000, 2_600_000), (0.5, 149_000_000, 1_300_000), (0.25, 41e6, 5e5)],
+)
+def test_mobilenet_v1_has_the_counts_of_table_6(width: float, multiply_adds: int, published: int) -> None:
+    counts = zoo.count(hollow("mobilenet_v1", width=width), zoo.get("mobilenet_v1").example(1)[0])
+    assert abs(counts.multiply_adds - multiply_adds) <= 1_000_000
+    assert abs(counts.parameters - published) <= 50_000
+    assert width != 1.0 or counts == zoo.Counts(4_231_976, 568_740_352)
+
+
+def test_networks_for_cifar_10() -> None:
+    """The first dense layer is as large as 32×32 needs; the stem keeps the side: stages at 32, 16, 8 and 4."""
+    vgg = zoo.count(hollow("vgg16_cifar"), zoo.get("vgg16_cifar").example(1)[0])
+    convolutions = 15_346_630_656 // 49  # those at 224×224, of an image with 49 times as many pixels
+    assert vgg == zoo.Counts(33_638_218, convolutions + 512 * 4096 + 4096 * 4096 + 4096 * 10)
+    assert vgg.parameters == zoo.get("vgg16_cifar").published[0].parameters
+    assert parameters("vgg16_cifar", classes=1000, input_size=224) == parameters("vgg16")
+    resnet = zoo.count(hollow("resnet18_cifar"), zoo.get("resnet18_cifar").example(1)[0])
+    assert resnet == zoo.Counts(11_173_962, 555_422_720)
+    assert resnet.parameters == 11_689_512 - 64 * 3 * (49 - 9) - 990 * 513
+
+
 def test_lstm_steps_are_counted() -> None:
     counts = zoo.count(hollow("char_lstm"), zoo.get("char_lstm").example(1)[0])
     assert counts.parameters == 798_720 + 65 * 265
@@ -128,6 +198,13 @@ def test_notes_on_published_counts_hold() -> None:
     assert (batch_norm, parameters("mobilenet_v2") - batch_norm) == (34_112, 3_470_760)
     cifar = zoo.count(hollow("googlenet", classes=10), zoo.get("googlenet").example(1, input_size=32)[0])
     assert cifar == zoo.Counts(5_610_154, 30_568_448)
+    vgg = zoo.count(hollow("vgg16", classes=10), zoo.get("vgg16").example(1, input_size=32)[0])
+    assert vgg == zoo.Counts(134_301_514, 15_346_630_656 // 49 + 25088 * 4096 + 4096 * 4096 + 4096 * 10)
+    assert round(vgg.multiply_adds, -7) == 430_000_000
+    assert parameters("vgg16_cifar", classes=100) == 34_006_948
+    assert parameters("resnet18_cifar", classes=100) == 11_220_132
+    running = [value for key, value in hollow("mobilenet_v1").named_buffers() if "running" in key]
+    assert sum(value.numel() for value in running) == 4_253_864 - 4_231_976 == 21_888
     whole, stem, head = parameters("squeezenet"), 64 * 3 * 9 + 64, 1000 * 512 + 1000
     assert whole - stem - head == 720_704
 
@@ -319,15 +396,92 @@ def test_parameters_have_the_names_torchvision_gives_them(name: str) -> None:
     assert {key: tuple(state[key].shape) for key in sample} == sample
 
 
-def test_bert_small_computes_what_hugging_face_computes() -> None:
+def test_the_networks_for_cifar_have_torchvision_s_names_too() -> None:
+    for name, original in (("vgg16_cifar", "vgg16"), ("resnet18_cifar", "resnet18")):
+        own, theirs = hollow(name, classes=1000).state_dict(), hollow(original).state_dict()
+        assert list(own) == list(theirs)
+        other = {key for key in own if own[key].shape != theirs[key].shape}
+        assert other == {"vgg16": {"classifier.0.weight"}, "resnet18": {"conv1.weight"}}[original]
+
+
+def test_mobilenet_v1_has_the_names_of_timm() -> None:
+    state = hollow("mobilenet_v1").state_dict()
+    sample = {
+        "conv_stem.weight": (32, 3, 3, 3),
+        "bn1.running_var": (32,),
+        "blocks.0.0.conv_dw.weight": (32, 1, 3, 3),
+        "blocks.3.5.bn1.weight": (512,),
+        "blocks.3.5.conv_pw.weight": (512, 512, 1, 1),
+        "blocks.4.0.bn2.bias": (1024,),
+        "classifier.weight": (1000, 1024),
+    }
+    assert len(state) == 164
+    assert {key: tuple(state[key].shape) for key in sample} == sample
+
+
+# --- the same numbers as others ---------------------------------------------------------------------------
+
+
+def moved_off_their_start(model: nn.Module) -> None:
+    """Norms that are not the identity, so that one left out or in another place is seen."""
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for value in (module.weight, module.running_var, module.bias, module.running_mean):
+                assert value is not None
+                nn.init.uniform_(value, 0.5, 1.5)
+
+
+def test_densenet_joins_all_that_came_before() -> None:
+    """As the paper writes it: layer n sees [x0, x1, …, xn-1]. Ours joins two tensors at a time."""
+    model, x = zoo.build("densenet121", **SMALL["densenet121"]).eval(), example("densenet121", 2)[0]
+    moved_off_their_start(model)
+    scores = model(x)
+    widths = []
+    for name, module in model.get_submodule("features").named_children():
+        if not name.startswith("denseblock"):
+            x = module(x)
+            continue
+        seen = [x]
+        for layer in module.children():
+            assert isinstance(layer, DenseLayer)
+            joined = layer.conv1(layer.norm1(torch.cat(seen, 1)).relu())
+            seen.append(layer.conv2(layer.norm2(joined).relu()))
+        x = torch.cat(seen, 1)
+        widths.append(x.shape[1])
+    assert widths == [64, 128, 256, 256]
+    torch.testing.assert_close(scores, model.get_submodule("classifier")(x.relu().mean((2, 3))))
+
+
+def test_mobilenet_v1_computes_what_hugging_face_computes() -> None:
+    """But for padding on all sides and the epsilon, which are timm's. Its modules are in the same order as ours."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MobileNetV1Config(
+        depth_multiplier=0.25, tf_padding=False, layer_norm_eps=1e-5, num_labels=5, image_size=32
+    )
+    theirs = transformers.MobileNetV1ForImageClassification(config).eval()
+    moved_off_their_start(theirs)
+    ours = zoo.build("mobilenet_v1", **SMALL["mobilenet_v1"]).eval()
+    ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
+    x = example("mobilenet_v1", 2)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "layers", "heads"), [("bert_small", 4, 2), ("bert_base", 12, 2)])
+def test_bert_computes_what_hugging_face_computes(name: str, layers: int, heads: int) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        hidden_size=128, num_hidden_layers=4, num_attention_heads=2, intermediate_size=512, num_labels=3
+        hidden_size=64 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=256 * heads,
+        num_labels=3,
     )
     theirs = transformers.BertForSequenceClassification(config).eval()
-    ours = zoo.build("bert_small", **SMALL["bert_small"]).eval()
+    ours = zoo.build(name, **SMALL[name]).eval()
     ours.load_state_dict(theirs.state_dict())
-    tokens = example("bert_small", 4)[0]
+    tokens = example(name, 4)[0]
     tokens[1, 7:] = 0  # padding
     with torch.no_grad():
         expected = theirs(tokens, attention_mask=(tokens != 0).long()).logits

@@ -9,7 +9,16 @@ multiply-adds instead of 4.1 G). Parameter names and initial weights are torchvi
 they are.
 
 At 32×32 and below the last stage sees a single pixel, which batch norm cannot train on with a batch of one
-image.
+image. `resnet18_cifar` is ResNet-18 for images that small, as it is commonly trained on CIFAR-10:
+
+                     224×224: resnet18            32×32: resnet18_cifar
+    conv1            7×7, stride 2     112        3×3, stride 1      32
+    maxpool          3×3, stride 2      56        none               32
+    layer1 … 4                  56, 28, 14, 7               32, 16, 8, 4
+
+All but the weights of conv1 and the dense layer have torchvision's shapes too. POET's paper trains ResNet-18 on
+CIFAR-10. The code its authors released plans another network of that name: 16, 32 and 64 channels, three
+stages, and a 3×3 convolution beside each block.
 """
 
 from __future__ import annotations
@@ -22,6 +31,10 @@ from torch import nn
 from edgetrain.zoo.models.arguments import check_classes, check_size, check_width, scaled
 
 STAGES = (64, 128, 256, 512)
+
+
+def _conv7x7(inputs: int, outputs: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel_size=7, stride=2, padding=3, bias=False)
 
 
 def _conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -93,16 +106,22 @@ Block = type[BasicBlock] | type[Bottleneck]
 
 
 class ResNet(nn.Module):
-    """A 7×7 stem, four stages of blocks (all but the first halve the side), pooling, one dense layer."""
+    """A stem, four stages of blocks (all but the first halve the side), pooling, one dense layer.
 
-    def __init__(self, block: Block, depths: Sequence[int], *, classes: int, width: float) -> None:
+    The stem quarters the side, by a 7×7 convolution and pooling; for small images it is one 3×3 convolution that
+    keeps it.
+    """
+
+    def __init__(
+        self, block: Block, depths: Sequence[int], *, classes: int, width: float, small_images: bool = False
+    ) -> None:
         super().__init__()
         channels = [scaled(base, width) for base in STAGES]
         stem, outputs = channels[0], [block.expansion * c for c in channels]
-        self.conv1 = nn.Conv2d(3, stem, kernel_size=7, stride=2, padding=3, bias=False)
+        self.conv1 = _conv3x3(3, stem) if small_images else _conv7x7(3, stem)
         self.bn1 = nn.BatchNorm2d(stem)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.maxpool = nn.Identity() if small_images else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         self.layer1 = _stage(block, stem, channels[0], depths[0], stride=1)
         self.layer2 = _stage(block, outputs[0], channels[1], depths[1], stride=2)
         self.layer3 = _stage(block, outputs[1], channels[2], depths[2], stride=2)
@@ -134,6 +153,14 @@ def resnet18(*, classes: int = 1000, input_size: int = 224, width: float = 1.0) 
     check_size("resnet18", input_size, smallest=1)
     check_width("resnet18", width)
     return ResNet(BasicBlock, (2, 2, 2, 2), classes=classes, width=width)
+
+
+def resnet18_cifar(*, classes: int = 10, input_size: int = 32, width: float = 1.0) -> nn.Module:
+    """ResNet-18 with a stem for small colour images, of any size; `width` scales the channels."""
+    check_classes("resnet18_cifar", classes)
+    check_size("resnet18_cifar", input_size, smallest=1)
+    check_width("resnet18_cifar", width)
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes=classes, width=width, small_images=True)
 
 
 def resnet50(*, classes: int = 1000, input_size: int = 224, width: float = 1.0) -> nn.Module:

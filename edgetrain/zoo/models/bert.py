@@ -1,10 +1,15 @@
-"""BERT-small (Devlin et al. 2019; this size: Turc et al. 2019) with a head that classifies sequences.
+"""BERT-base (Devlin et al. 2019) and BERT-small (Turc et al. 2019) with a head that classifies sequences.
 
 In: WordPiece numbers, int64 [B, T], 0 for padding. Out: class scores [B, classes], read off the first token.
 
-4 layers of 512 with 8 attention heads and 2048 inner units; 30,522 word pieces, 512 positions, 2 segments
-(only the first is used). Padding is masked out of the attention, from the zeros in the input itself.
-Parameter names are those of Hugging Face's BertForSequenceClassification: its weights load as they are.
+    bert_small     4 layers of 512,  8 attention heads, 2048 inner units
+    bert_base     12 layers of 768, 12 attention heads, 3072 inner units
+
+Both have 30,522 word pieces (the uncased ones), 512 positions and 2 segments (only the first is used). Padding
+is masked out of the attention, from the zeros in the input itself. A tenth is dropped out of the embeddings,
+the attention, the output of each block and the pooled vector. Parameter names are those of Hugging Face's
+BertForSequenceClassification: its weights load as they are. A file of the pre-trained BERT alone is not one:
+it has the heads of pre-training instead of a classifier.
 """
 
 from __future__ import annotations
@@ -13,13 +18,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from edgetrain.zoo.models.arguments import check_classes, check_size, check_width
+from edgetrain.zoo.models.arguments import check_classes, check_size, check_width, scaled
 
 VOCABULARY = 30522
 POSITIONS = 512
 SEGMENTS = 2
-LAYERS = 4
-HEADS = 8
 HEAD_SIZE = 64
 PADDING = 0
 DROPOUT = 0.1
@@ -121,9 +124,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """The stack of layers."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, layers: int, hidden: int) -> None:
         super().__init__()
-        self.layer = nn.ModuleList([Layer(hidden) for _ in range(LAYERS)])
+        self.layer = nn.ModuleList([Layer(hidden) for _ in range(layers)])
 
     def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         for layer in self.layer:
@@ -145,10 +148,10 @@ class Pooler(nn.Module):
 class Bert(nn.Module):
     """Tokens to one vector a sequence: embeddings, encoder, pooler."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, layers: int, hidden: int) -> None:
         super().__init__()
         self.embeddings = Embeddings(hidden)
-        self.encoder = Encoder(hidden)
+        self.encoder = Encoder(layers, hidden)
         self.pooler = Pooler(hidden)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -160,9 +163,9 @@ class Bert(nn.Module):
 class BertClassifier(nn.Module):
     """`bert`, dropout and one dense layer."""
 
-    def __init__(self, *, classes: int, hidden: int) -> None:
+    def __init__(self, *, classes: int, layers: int, hidden: int) -> None:
         super().__init__()
-        self.bert = Bert(hidden)
+        self.bert = Bert(layers, hidden)
         self.dropout = nn.Dropout(DROPOUT)
         self.classifier = nn.Linear(hidden, classes)
         self.apply(_initialise)
@@ -179,13 +182,21 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
+def _build(name: str, layers: int, heads: int, *, classes: int, input_size: int, width: float) -> nn.Module:
+    check_classes(name, classes)
+    check_size(name, input_size, smallest=1, largest=POSITIONS)
+    check_width(name, width)
+    return BertClassifier(classes=classes, layers=layers, hidden=HEAD_SIZE * scaled(heads, width))
+
+
 def bert_small(*, classes: int = 2, input_size: int = 128, width: float = 1.0) -> nn.Module:
     """BERT-small for sequences of up to 512 tokens; `width` scales the number of heads, each of 64.
 
     `input_size` is the length of the sequences. It changes the work of a step, not the network.
     """
-    check_classes("bert_small", classes)
-    check_size("bert_small", input_size, smallest=1, largest=POSITIONS)
-    check_width("bert_small", width)
-    heads = max(1, round(HEADS * width))
-    return BertClassifier(classes=classes, hidden=HEAD_SIZE * heads)
+    return _build("bert_small", 4, 8, classes=classes, input_size=input_size, width=width)
+
+
+def bert_base(*, classes: int = 2, input_size: int = 128, width: float = 1.0) -> nn.Module:
+    """BERT-base for sequences of up to 512 tokens; `input_size` and `width` as in `bert_small`."""
+    return _build("bert_base", 12, 12, classes=classes, input_size=input_size, width=width)
