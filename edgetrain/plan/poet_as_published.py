@@ -30,7 +30,7 @@ way while stage t computes is not in it: the bytes of M_in[t,i] count from U[t+1
 the optimum can be worse than need be, where
   - something is read back: it is in RAM from the first run of stage t + 1, whoever reads it, recomputes before it too;
   - something is written: not before the stage after it was made, and its bytes go within that stage only if a reader of
-    it runs there. It can pay to run a reader for nothing else;
+    it runs there;
   - a result that is in RAM is computed again: it counts twice;
   - a node would have to run twice in one stage, or out of order: such schedules are not in the class.
 Two things are not counted at all. Nothing has to be there at the end: what no node reads is gone when its stage ends
@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -278,9 +278,15 @@ class _Program:
                     row |= {self.S_ram[t, i]: self.nodes[i].n_bytes / self.unit for i in range(t)}
                 else:
                     row[last] = 1.0
-                    row |= {self._free(t, i, k - 1): -self.nodes[i].n_bytes / self.unit for i in self.read_by[k - 1]}
+                    row |= self._freed(t, k - 1)
                 self.equal.append((row, 0.0))
                 last = used
+
+    def _freed(self, t: int, k: int) -> Row:
+        """Minus what goes after node k; nothing if it cannot run."""
+        if (t, k) not in self.R:
+            return {}
+        return {self._free(t, i, k): -self.nodes[i].n_bytes / self.unit for i in self.read_by[k]}
 
     def _bytes_column(self, most: float) -> int:
         self.cost.append(0.0)
@@ -292,12 +298,10 @@ class _Program:
         """The column Free[t,i,k], with 1 − Free ≤ h ≤ κ(1 − Free)."""
         free = self._binary()
         later = [self.R[t, j] for j in self.readers[i] if j > k and (t, j) in self.R]
-        hazards: Row = {column: 1.0 for column in later}
+        hazards: Row = {self.R[t, k]: -1.0, **dict.fromkeys(later, 1.0)}
         if t + 1 < self.T:
             hazards[self.S_ram[t + 1, i]] = 1.0
-        most = 1.0 + len(hazards)
-        if (t, k) in self.R:
-            hazards[self.R[t, k]] = -1.0
+        most = float(len(hazards))
         self._at_most({free: -1.0, **{column: -a for column, a in hazards.items()}}, 0.0)
         self._at_most({free: most, **hazards}, most - 1.0)
         return free
@@ -341,8 +345,7 @@ class _Program:
         return solver, scale
 
     def _tidy(self, values: Sequence[bool]) -> Schedule:
-        """The schedule without what it holds or moves for nothing, which costs nothing or is not yet optimal. All of R
-        stays: a run can be there to let go of what it reads."""
+        """The schedule without what it holds or moves for nothing, which costs nothing or is not yet optimal."""
         R, S_ram, S_sd, M_in, M_out = (
             {at: values[column] for at, column in columns.items()}
             for columns in (self.R, self.S_ram, self.S_sd, self.M_in, self.M_out)
@@ -365,25 +368,24 @@ class _Program:
         return tuple(tuple(entries.get((t, i), False) for i in range(self.T)) for t in range(self.T))
 
     def _account(self, status: Literal["optimal", "time is up"], bound: float, found: Schedule) -> Solution:
-        time_s = energy_j = 0.0
-        known = True
-        for t in range(self.T):
-            for i, node in enumerate(self.nodes):
-                page = node.paging or Paging(0.0, 0.0, 0.0, 0.0)
-                runs = found.R[t][i] and (t == i or node.sort != "input")
-                for happens, s, j in (
-                    (runs, node.time_s, node.energy_j),
-                    (found.M_in[t][i], page.in_s, page.in_j),
-                    (found.M_out[t][i], page.out_s, page.out_j),
-                ):
-                    time_s += happens * s
-                    energy_j += happens * (j or 0.0)
-                    known = known and not (happens and j is None)
         peak_bytes = self._peak_bytes(found)
         if peak_bytes > _room_bytes(self.instance, self.switches):
             raise InternalError(f"POET's program gave a schedule of {peak_bytes} bytes above the budget")
-        total_bytes = peak_bytes + self.instance.parameter_bytes
-        return Solution(status, bound, found, energy_j if known else None, time_s, total_bytes)
+        paid = [cost for t in range(self.T) for i in range(t + 1) for cost in self._paid(found, t, i)]
+        known_j = [energy_j for _, energy_j in paid if energy_j is not None]
+        energy_j = math.fsum(known_j) if len(known_j) == len(paid) else None
+        time_s = math.fsum(time_s for time_s, _ in paid)
+        return Solution(status, bound, found, energy_j, time_s, peak_bytes + self.instance.parameter_bytes)
+
+    def _paid(self, found: Schedule, t: int, i: int) -> Iterator[tuple[float, float | None]]:
+        """Time and energy of what node i does in stage t."""
+        node = self.nodes[i]
+        if found.R[t][i] and (t == i or node.sort != "input"):
+            yield node.time_s, node.energy_j
+        if node.paging is not None and found.M_in[t][i]:
+            yield node.paging.in_s, node.paging.in_j
+        if node.paging is not None and found.M_out[t][i]:
+            yield node.paging.out_s, node.paging.out_j
 
     def _peak_bytes(self, found: Schedule) -> int:
         """The most that U is, in whole bytes."""
@@ -426,26 +428,27 @@ def instance(problem: Problem, *, memory_bytes: int, time_s: float | None = None
     What the step must leave behind is read by a last node that costs nothing. A result that another op writes in place
     is not paged: a copy in storage would not be changed with it. Backward and update ops cannot run twice here.
     """
-    at = [position for position, op in enumerate(problem.order) if not problem.is_view[op]]
-    ops = [problem.order[position] for position in at]
-    number = {op: t for t, op in enumerate(ops)}
-    written = {s for op in problem.graph.ops for s in op.writes}
-    nodes = []
-    for t, op in enumerate(ops):
-        n_bytes = sum(problem.size[s] for s in problem.makes[op])
-        page = n_bytes > 0 and written.isdisjoint(problem.makes[op])
-        run = problem.costs.ops[op].run("first")
-        sort: Literal["forward", "backward"] = "forward" if problem.graph.ops[op].phase == "forward" else "backward"
-        until = 0 if sort == "backward" else bisect_left(at, problem.deadline[op])
-        paging = _paging(problem.costs, n_bytes) if page else None
-        nodes.append(Node(run.time_s, n_bytes, run.energy_j, paging, sort, until))
-    edges = {(number[problem.maker[s]], t) for t, op in enumerate(ops) for s in problem.reads[op]}
-    kept = {number[problem.maker[s]] for s in lifetimes.results(problem.graph) if s in problem.maker}
+    places = [place for place, op in enumerate(problem.order) if not problem.is_view[op]]
+    ops = [problem.order[place] for place in places]
+    stage = {op: t for t, op in enumerate(ops)}
+    nodes = [_node(problem, op, bisect_left(places, problem.deadline[op])) for op in ops]
+    edges = {(stage[problem.maker[s]], t) for t, op in enumerate(ops) for s in problem.reads[op]}
+    kept = {stage[problem.maker[s]] for s in lifetimes.results(problem.graph) if s in problem.maker}
     if kept:
-        nodes.append(Node(0.0, 0, 0.0, None, "backward", 0))
+        nodes.append(Node(0.0, 0, 0.0, sort="backward", again_until=0))
         edges |= {(i, len(ops)) for i in kept}
-    persistent_bytes = lifetimes.persistent_bytes(problem.graph)
-    return Instance(tuple(nodes), tuple(sorted(edges)), persistent_bytes, memory_bytes, time_s)
+    parameter_bytes = lifetimes.persistent_bytes(problem.graph)
+    return Instance(tuple(nodes), tuple(sorted(edges)), parameter_bytes, memory_bytes, time_s)
+
+
+def _node(problem: Problem, op: int, again_until: int) -> Node:
+    run, makes = problem.costs.ops[op].run("first"), problem.makes[op]
+    n_bytes = sum(problem.size[s] for s in makes)
+    fixed = any(s in other.writes for other in problem.graph.ops for s in makes)
+    paging = _paging(problem.costs, n_bytes) if n_bytes and not fixed else None
+    if problem.graph.ops[op].phase != "forward":
+        return Node(run.time_s, n_bytes, run.energy_j, paging, "backward", again_until=0)
+    return Node(run.time_s, n_bytes, run.energy_j, paging, "forward", again_until)
 
 
 def _paging(costs: Costs, n_bytes: int) -> Paging | None:

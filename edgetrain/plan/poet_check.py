@@ -115,33 +115,33 @@ class _Play:
 
     def _hold(self, t: int) -> None:
         held_bytes = sum(self._node(i).n_bytes for i in self.ram)
-        self.peak_bytes = max(self.peak_bytes, held_bytes + self.instance.parameter_bytes)
-        if not self.switches.parameters_count:
-            total_bytes = held_bytes
-        else:
-            total_bytes = held_bytes + self.instance.parameter_bytes
+        parameter_bytes = self.instance.parameter_bytes
+        self.peak_bytes = max(self.peak_bytes, held_bytes + parameter_bytes)
+        total_bytes = held_bytes + (parameter_bytes if self.switches.parameters_count else 0)
         most = self.instance.memory_bytes
         _require(total_bytes <= most, f"stage {t}: {total_bytes} bytes are held, the budget is {most}")
 
     def compare(self, solution: Solution) -> None:
+        """With what the solution says of itself, and with the time budget."""
         counted_s = self.run_s + (self.paging_s if self.switches.paging_time_counts else 0.0)
         most_s = self.instance.time_s
         _require(most_s is None or counted_s <= most_s * (1 + 1e-6), f"it takes {counted_s} s, the budget is {most_s}")
-        said_s, said_j, said_bytes = solution.time_s, solution.energy_j, solution.peak_bytes
-        time_s = self.run_s + self.paging_s
-        _require(said_s is not None and math.isclose(said_s, time_s), f"it says {said_s} s; it is {time_s}")
-        known = [energy for energy in self.energies_j if energy is not None]
-        energy_j = sum(known) if len(known) == len(self.energies_j) else None
-        both = said_j is not None and energy_j is not None
-        same = math.isclose(said_j or 0.0, energy_j or 0.0) if both else said_j is energy_j
-        _require(same, f"it says {said_j} J; it is {energy_j}")
-        _require(
-            said_bytes is not None and self.peak_bytes <= said_bytes,
-            f"it says {said_bytes} bytes; it holds {self.peak_bytes}",
-        )
+        time_s, energy_j = self.run_s + self.paging_s, self._energy_j()
+        _require(_same(solution.time_s, time_s), f"it says {solution.time_s} s; it is {time_s}")
+        _require(_same(solution.energy_j, energy_j), f"it says {solution.energy_j} J; it is {energy_j}")
+        said_bytes = solution.peak_bytes or 0
+        _require(self.peak_bytes <= said_bytes, f"it says {said_bytes} bytes; it holds {self.peak_bytes}")
         objective = counted_s if self.switches.objective == "time" else energy_j
-        nearly = 1e-6 * max(1e-30, objective or 0.0)
-        _require(objective is not None and solution.bound <= objective + nearly, "its bound is above its value")
+        least = objective is not None and solution.bound <= objective * (1 + 1e-6) + 1e-12
+        _require(least, f"its bound {solution.bound} is above its value {objective}")
+
+    def _energy_j(self) -> float | None:
+        known = [energy_j for energy_j in self.energies_j if energy_j is not None]
+        return sum(known) if len(known) == len(self.energies_j) else None
+
+
+def _same(said: float | None, found: float | None) -> bool:
+    return said is found if said is None or found is None else math.isclose(said, found, abs_tol=1e-12)
 
 
 def _require(holds: object, what: str) -> None:
