@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +54,7 @@ from edgetrain.plan import lifetimes
 from edgetrain.plan.problem import Problem
 
 MOST_NODES = 40
+LEVELS = 2**22  # the solver tells apart sizes that differ by one in this many
 Matrix = tuple[tuple[bool, ...], ...]  # [stage][node]
 Row = dict[int, float]
 
@@ -145,10 +146,12 @@ class Solution:
     """What is said of the schedule is the truth whatever the switches: `time_s` with all transfers, one after another,
     `peak_bytes` with the parameters, by the published account.
 
-    bound: no schedule of the class has a smaller objective, in joules or seconds.
+    status: what is not optimal may still hold a schedule. Sizes are too uneven if rounding them to one part in `LEVELS`
+            of the largest decides what fits.
+    bound:  no schedule of the class has a smaller objective, in joules or seconds.
     """
 
-    status: Literal["optimal", "infeasible", "time is up"]
+    status: Literal["optimal", "infeasible", "time is up", "sizes too uneven"]
     bound: float
     schedule: Schedule | None = None
     energy_j: float | None = None
@@ -166,20 +169,39 @@ def solve(instance: Instance, switches: Switches | None = None, *, time_limit_s:
     energies = [e for n in instance.nodes for e in (n.energy_j, *((n.paging.out_j, n.paging.in_j) if n.paging else ()))]
     if switches.objective == "energy" and None in energies:
         raise UserError("the energy of a node or a transfer is not known", next_step='objective="time"')
-    if _room_bytes(instance, switches) < 0:
+    room_bytes = instance.memory_bytes - (instance.parameter_bytes if switches.parameters_count else 0)
+    if room_bytes < 0:
         return Solution("infeasible", math.inf)
-    return _Program(instance, switches).solve(time_limit_s)
+    return _solve(instance, switches, room_bytes, time_limit_s)
 
 
-def _room_bytes(instance: Instance, switches: Switches) -> int:
-    return instance.memory_bytes - (instance.parameter_bytes if switches.parameters_count else 0)
+def _solve(instance: Instance, switches: Switches, room_bytes: int, time_limit_s: float) -> Solution:
+    """Sizes go to the solver as whole units. Where a unit that divides them all would be less than 1 / LEVELS of the
+    largest, they are rounded down, which proves a bound; if that lets too much in, also up, which gives a schedule."""
+    sizes = [node.n_bytes for node in instance.nodes]
+    whole = max(1, math.gcd(*sizes))
+    unit = max(whole, -(-max(sizes, default=0) // LEVELS))
+    down = _Program(instance, switches, [size // unit for size in sizes], room_bytes // unit).solve(time_limit_s)
+    if down.peak_bytes is None or down.peak_bytes - instance.parameter_bytes <= room_bytes:
+        return down
+    if unit == whole:
+        raise InternalError(f"a schedule of POET's program holds {down.peak_bytes} bytes, which is above the budget")
+    up = _Program(instance, switches, [-(-size // unit) for size in sizes], room_bytes // unit).solve(time_limit_s)
+    if up.status == down.status == "optimal" and up.bound <= down.bound * (1 + 1e-9):
+        return replace(up, bound=down.bound)
+    return replace(up, bound=down.bound, status="time is up" if up.status == "time is up" else "sizes too uneven")
 
 
 class _Program:
     """The columns are numbered as they come. One that the triangular structure or a switch makes 0 is not there."""
 
-    def __init__(self, instance: Instance, switches: Switches) -> None:
+    def __init__(self, instance: Instance, switches: Switches, sizes: Sequence[int], room: int) -> None:
+        """Sizes and the room that there is for them are whole numbers of some unit."""
         self.instance, self.switches, self.nodes = instance, switches, instance.nodes
+        # The solver's tolerances are absolute, so it sees sizes of at most 1. Half a unit more room lets nothing
+        # more in, and the solver's rounding then keeps nothing out.
+        largest = max([*sizes, 1])
+        self.sizes, self.room = [size / largest for size in sizes], (room + 0.5) / largest
         self.T = len(instance.nodes)
         self.readers: list[list[int]] = [[] for _ in self.nodes]
         self.read_by: list[list[int]] = [[] for _ in self.nodes]
@@ -264,18 +286,15 @@ class _Program:
             self._at_most({moved: 1.0, S_ram[at]: -1.0}, 0.0)
 
     def _memory(self) -> None:
-        self.unit = max(1, math.gcd(*(node.n_bytes for node in self.nodes)))
-        # Everything is a whole number of units, so half a unit more allows nothing more, and rounding forbids nothing.
-        most = _room_bytes(self.instance, self.switches) // self.unit + 0.5
         for t in range(self.T):
             last: int | None = None
             for k in range(t + 1):
-                used = self._bytes_column(most)
+                used = self._bytes_column()
                 row: Row = {used: -1.0}
                 if (t, k) in self.R:
-                    row[self.R[t, k]] = self.nodes[k].n_bytes / self.unit
+                    row[self.R[t, k]] = self.sizes[k]
                 if last is None:
-                    row |= {self.S_ram[t, i]: self.nodes[i].n_bytes / self.unit for i in range(t)}
+                    row |= {self.S_ram[t, i]: self.sizes[i] for i in range(t)}
                 else:
                     row[last] = 1.0
                     row |= self._freed(t, k - 1)
@@ -286,12 +305,12 @@ class _Program:
         """Minus what goes after node k; nothing if it cannot run."""
         if (t, k) not in self.R:
             return {}
-        return {self._free(t, i, k): -self.nodes[i].n_bytes / self.unit for i in self.read_by[k]}
+        return {self._free(t, i, k): -self.sizes[i] for i in self.read_by[k]}
 
-    def _bytes_column(self, most: float) -> int:
+    def _bytes_column(self) -> int:
         self.cost.append(0.0)
         self.time_s.append(0.0)
-        self.bounds.append((0.0, most))
+        self.bounds.append((0.0, self.room))
         return len(self.cost) - 1
 
     def _free(self, t: int, i: int, k: int) -> int:
@@ -330,7 +349,7 @@ class _Program:
         solver: Any = highspy.Highs()
         for option, value in (
             ("output_flag", False), ("time_limit", time_limit_s), ("mip_rel_gap", 0.0), ("mip_abs_gap", 1e-9),
-            ("threads", 1),
+            ("threads", 1), ("mip_feasibility_tolerance", 1e-9), ("primal_feasibility_tolerance", 1e-9),
         ):  # fmt: skip
             solver.setOptionValue(option, value)
         n = len(self.cost)
@@ -368,14 +387,11 @@ class _Program:
         return tuple(tuple(entries.get((t, i), False) for i in range(self.T)) for t in range(self.T))
 
     def _account(self, status: Literal["optimal", "time is up"], bound: float, found: Schedule) -> Solution:
-        peak_bytes = self._peak_bytes(found)
-        if peak_bytes > _room_bytes(self.instance, self.switches):
-            raise InternalError(f"POET's program gave a schedule of {peak_bytes} bytes above the budget")
         paid = [cost for t in range(self.T) for i in range(t + 1) for cost in self._paid(found, t, i)]
         known_j = [energy_j for _, energy_j in paid if energy_j is not None]
         energy_j = math.fsum(known_j) if len(known_j) == len(paid) else None
         time_s = math.fsum(time_s for time_s, _ in paid)
-        return Solution(status, bound, found, energy_j, time_s, peak_bytes + self.instance.parameter_bytes)
+        return Solution(status, bound, found, energy_j, time_s, self._peak_bytes(found))
 
     def _paid(self, found: Schedule, t: int, i: int) -> Iterator[tuple[float, float | None]]:
         """Time and energy of what node i does in stage t."""
@@ -388,7 +404,7 @@ class _Program:
             yield node.paging.out_s, node.paging.out_j
 
     def _peak_bytes(self, found: Schedule) -> int:
-        """The most that U is, in whole bytes."""
+        """The parameters and the most that U is, in whole bytes."""
         peak = 0
         for t in range(self.T):
             runs = found.R[t]
@@ -400,7 +416,7 @@ class _Program:
                 for i in self.read_by[k]:
                     if runs[k] and not kept[i] and not any(runs[j] for j in self.readers[i] if j > k):
                         held -= self.nodes[i].n_bytes
-        return peak
+        return self.instance.parameter_bytes + peak
 
 
 def _add_rows(solver: Any, rows: Sequence[tuple[Row, float]], *, equal: bool) -> None:

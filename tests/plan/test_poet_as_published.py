@@ -10,11 +10,14 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poet_search import Rules, held, published, unbound
 from problems import budget, small
+from torch import nn
 
+import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run, Store
 from edgetrain.errors import InternalError, UserError
 from edgetrain.plan.checkmate import checkmate
@@ -53,11 +56,11 @@ def no_worse(a: float | None, b: float | None) -> bool:
 # ---- random instances
 
 
-def drawn_node(random: Random) -> Node:
+def drawn_node(random: Random, scale: int) -> Node:
     page = Paging(*(float(random.randint(0, 4)) for _ in range(4)))
     return Node(
         time_s=float(random.randint(0, 9)),
-        n_bytes=random.choice((0, 1, 2, 4, 4, 5, 6)),
+        n_bytes=scale * random.choice((0, 1, 2, 4, 4, 5, 6)) + (random.randint(0, 3) if scale > 1 else 0),
         energy_j=float(random.randint(0, 9)),
         paging=page if random.random() < 0.8 else None,
         sort=random.choice(("input", "forward", "forward", "backward")),
@@ -69,8 +72,9 @@ def drawn(seed: int, most: int) -> Instance:
     """Half of the instances are as a training step is: late nodes read what early ones made. The budget is around what
     a node needs when it runs, so that the results that it does not need must go."""
     random = Random(seed)
+    scale = random.choice((1, 1, 600_000))  # with sizes that differ by single bytes
     n = random.choice((3, 4, most, most, most))
-    made = tuple(drawn_node(random) for _ in range(n))
+    made = tuple(drawn_node(random, scale) for _ in range(n))
     reads = [{u for u in range(v) if random.random() < 0.25} for v in range(n)]
     if random.random() < 0.5:
         reads = [{v - 1} if v > 0 and random.random() < 0.4 else set() for v in range(n)]
@@ -78,7 +82,7 @@ def drawn(seed: int, most: int) -> Instance:
             reads[v].add(n - 1 - v)
     needed = max(node.n_bytes + sum(made[u].n_bytes for u in read) for node, read in zip(made, reads, strict=True))
     parameters = random.randint(0, 3)
-    memory = parameters + max(0, needed + random.choice((-1, 0, 0, 0, 1, 2, 4)))
+    memory = parameters + max(0, needed + random.choice((-1, 0, 0, 0, scale, 2 * scale, 4 * scale)))
     time_s = sum(node.time_s for node in made) + random.randint(0, 15) if random.random() < 0.4 else None
     edges = tuple((u, v) for v, read in enumerate(reads) for u in sorted(read))
     return Instance(made, edges, parameters, memory, time_s)
@@ -126,7 +130,7 @@ def published_peak(given: Instance, schedule: Schedule) -> int:
     return given.parameter_bytes + max(held(rules, *stage) for stage in stages)
 
 
-@settings(max_examples=350, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(instances(), switches_of_all_kinds)
 def test_it_equals_an_exhaustive_search_by_the_same_rules(given: Instance, switches: Switches) -> None:
     found = solve(given, switches)
@@ -140,7 +144,7 @@ def test_it_equals_an_exhaustive_search_by_the_same_rules(given: Instance, switc
     assert check(given, found, switches) <= published_peak(given, found.schedule) == found.peak_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(instances(6), switches_of_all_kinds)
 def test_it_is_never_better_than_what_is_possible_at_all(given: Instance, switches: Switches) -> None:
     found = solve(given, switches)
@@ -275,6 +279,16 @@ def test_no_node_runs_twice_in_a_stage() -> None:
     assert unbound(task, Switches()) is not None
     assert solve(task).status == "infeasible"
     assert solve(replace(task, memory_bytes=10)).status == "optimal"
+
+
+def test_sizes_that_rounding_decides_on_are_told() -> None:
+    """A result of 4 GB and a byte goes where there is a byte to spare; where one is missing, that is not proven."""
+    large = with_node(with_node(SQUEEZE, 2, n_bytes=4 * 10**9), 0, n_bytes=4 * 10**9 + 1)
+    enough = solve(replace(large, memory_bytes=4 * 10**9 + 1))
+    assert (enough.status, enough.energy_j, enough.peak_bytes) == ("optimal", ONCE_J + 2.0, 4 * 10**9 + 1)
+    scarce = solve(replace(large, memory_bytes=4 * 10**9))
+    assert (scarce.status, scarce.schedule) == ("sizes too uneven", None)
+    assert solve(replace(large, memory_bytes=3 * 10**9)).status == "infeasible"
 
 
 # ---- the check
@@ -456,6 +470,26 @@ def test_the_nodes_of_a_graph_are_its_ops() -> None:
     for node, op in zip(made.nodes, ops, strict=False):
         assert (node.sort == "forward") == (task.graph.ops[op].phase == "forward")
         assert node.sort == "forward" or node.again_until == 0
+
+
+def test_a_result_that_is_written_in_place_is_not_paged() -> None:
+    model = nn.Linear(4, 4)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = 2 * model(x)
+        y[:, 0].mul_(3.0)
+        return y.square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = et.capture(model, loss, optimizer, (torch.randn(16, 4),), use_cache=False)
+    ops = (OpCost({"first": Run(1.0, (), 1.0)}),) * len(graph.ops)
+    task = problem(graph, Costs(graph.key, "modelled", ops, store=Store(1e6, 1e6, power_w=1.0)), "early")
+    made = instance(task, memory_bytes=10**6)
+    numbers = [op for op in task.order if not task.is_view[op]]
+    changed = {s for op in graph.ops for s in op.writes if not task.lasting[s]}
+    assert changed
+    for node, op in zip(made.nodes, numbers, strict=False):
+        assert (node.paging is None) == (node.n_bytes == 0 or not changed.isdisjoint(task.makes[op]))
 
 
 def test_without_storage_nothing_is_paged() -> None:
