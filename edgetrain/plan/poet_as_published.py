@@ -33,9 +33,9 @@ the optimum can be worse than need be, where
     it runs there;
   - a result that is in RAM is computed again: it counts twice;
   - a node would have to run twice in one stage, or out of order: such schedules are not in the class.
-Two things are not counted at all. Nothing has to be there at the end: what no node reads is gone when its stage ends
-(`instance` adds a last node that reads the results of the step). And storage is without limit, kernels have no
-workspace, none overwrites its input, and a second run costs what the first one does.
+Nothing has to be there at the end: what no node reads is gone when its stage ends, so U is too little for a step that
+must leave gradients behind (`instance` adds a last node that reads them). The published program knows no limit of
+storage, no workspace of kernels, none that overwrites its input, and a second run costs what the first one does.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class Instance:
     time_s: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.nodes:
+            raise UserError("there is nothing to schedule", expected="at least one node")
+        if self.time_s is not None and not self.time_s >= 0:
+            raise UserError("a time budget is not negative", received=f"{self.time_s}")
         for u, v in self.edges:
             if not 0 <= u < v < len(self.nodes):
                 raise UserError("an edge leads from a node to a later one", received=f"{u} → {v}")
@@ -180,7 +184,7 @@ def _solve(instance: Instance, switches: Switches, room_bytes: int, time_limit_s
     largest, they are rounded down, which proves a bound; if that lets too much in, also up, which gives a schedule."""
     sizes = [node.n_bytes for node in instance.nodes]
     whole = max(1, math.gcd(*sizes))
-    unit = max(whole, -(-max(sizes, default=0) // LEVELS))
+    unit = max(whole, -(-max(sizes) // LEVELS))
     down = _Program(instance, switches, [size // unit for size in sizes], room_bytes // unit).solve(time_limit_s)
     if down.peak_bytes is None or down.peak_bytes - instance.parameter_bytes <= room_bytes:
         return down
@@ -353,7 +357,7 @@ class _Program:
         ):  # fmt: skip
             solver.setOptionValue(option, value)
         n = len(self.cost)
-        scale = max(self.cost, default=0.0) or 1.0
+        scale = max(self.cost) or 1.0
         least, most = (np.array(ends) for ends in zip(*self.bounds, strict=True))
         solver.addVars(n, least, most)
         solver.changeColsCost(n, np.arange(n, dtype=np.int32), np.array(self.cost) / scale)

@@ -384,6 +384,10 @@ def test_it_refuses_what_is_too_large_or_makes_no_sense() -> None:
         replace(SQUEEZE, edges=((0, 1), (0, 1)))
     with pytest.raises(UserError, match="not negative"):
         with_node(SQUEEZE, 2, time_s=-1.0)
+    with pytest.raises(UserError, match="not negative"):
+        replace(SQUEEZE, time_s=math.nan)
+    with pytest.raises(UserError, match="nothing to schedule"):
+        Instance((), (), 0, 10)
 
 
 def test_energy_that_is_not_known_is_missing() -> None:
