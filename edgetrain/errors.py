@@ -49,15 +49,25 @@ class Infeasible(EdgetrainError):
     smallest_bytes: the smallest budget that is known to work when asked for.
     bound_bytes:    no schedule at all fits in less than this (proven).
     alive:          names of the tensors alive at the tightest op, largest first.
+    least_time_s, least_energy_j: the least that was found, where a limit on one of them stands in the way.
     """
 
     def __init__(
-        self, what: str, *, smallest_bytes: int, bound_bytes: int, op: str | None = None, alive: Sequence[str] = ()
+        self,
+        what: str,
+        *,
+        smallest_bytes: int,
+        bound_bytes: int,
+        op: str | None = None,
+        alive: Sequence[str] = (),
+        least_time_s: float | None = None,
+        least_energy_j: float | None = None,
     ) -> None:
         self.smallest_bytes = smallest_bytes
         self.bound_bytes = bound_bytes
         self.op = op
         self.alive = tuple(alive)
+        self.least_time_s, self.least_energy_j = least_time_s, least_energy_j
         super().__init__(what)
 
 

@@ -294,7 +294,7 @@ class _Study:
         """bounds: class of schedules → the highest bound so far. Budgets come from large to small, and what no schedule
         can do in more memory none can do in less."""
         made = self._plan(point.memory_bytes)
-        if made.bound is not None:
+        if made.bound is not None and made.bound.time_s is not None:
             kind = made.bound.schedules
             bounds[kind] = max(made.bound.time_s, bounds.get(kind, 0.0))
             made = replace(made, bound=replace(made.bound, time_s=bounds[kind]))
@@ -458,7 +458,9 @@ class _Study:
             time_s = sum(self.costs.ops[n].again_s for n in again)
             rows.append(("recomputed", f"{_count(len(again), 'op')}, {_seconds(time_s)}{self._modelled}"))
         if made.bound is not None and made.gap is not None:
-            best = f"{_seconds(made.bound.time_s)}{self._modelled}, {100 * made.gap:.1f} % less"
+            least = "" if made.bound.time_s is None else _seconds(made.bound.time_s)
+            least = least or f"{made.bound.energy_j:.4g} J"
+            best = f"{least}{self._modelled}, {100 * made.gap:.1f} % less"
             rows.append(("least possible", f"{best} (proven for {made.bound.schedules})"))
         op, alive, workspace = self._peak(made)
         rows.append(("peak at", f"{op.name}{f' of {op.module}' if op.module else ''} ({op.phase})"))
@@ -466,6 +468,10 @@ class _Study:
         text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         text += f"; workspace of its kernel {show_bytes(workspace)}" if workspace else ""
         rows.append(("alive there", f"{text}; lasting tensors {show_bytes(made.persistent_bytes)}"))
+        if made.paged:
+            moved = sum(self.graph.storages[s].n_bytes for s in made.paged)
+            rows.append(("paged", f"{_count(len(made.paged), 'tensor')}, {show_bytes(moved)} to the store"))
+        rows += [("store", made.note)] if made.note else []
         rows += [("numbers", _EXACT[made.exact]), ("updates", _UPDATES[made.updates])]
         return Table("The plan", "", ("", ""), tuple(rows))
 

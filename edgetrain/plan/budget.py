@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -23,7 +24,8 @@ class Budget:
     memory_bytes: bounds every byte of the step's tensors: parameters, buffers, optimizer state, inputs, activations,
         gradients, copies and the workspace of kernels.
     process_memory_bytes: bounds the resident memory of the process; what it holds already is taken off first.
-    time_s, energy_j, objective="energy": arrive with the costs that know about energy; until then they are refused.
+    time_s, energy_j: bound what a step is predicted to take, by the costs; waiting for storage and idle power count.
+    objective: what is to be least within all that: "time" or "energy".
 
     An amount of memory may be given as `parse_bytes` takes it, "300MB" too; what is kept is a number of bytes.
     """
@@ -38,12 +40,13 @@ class Budget:
         for name in ("memory_bytes", "process_memory_bytes"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))  # frozen for everybody else
-        if self.objective != "time":
-            known = self.objective in get_args(Objective)
+        for name in ("time_s", "energy_j"):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, int | float) and 0 < given < math.inf):
+                raise UserError(f"{name} of a budget cannot be that", expected="a number above 0", received=repr(given))
+        if self.objective not in get_args(Objective):
             raise UserError(
-                f"the objective {self.objective!r} is not there yet" if known else "this is no objective of a plan",
-                expected='objective="time", the least time within the budget', received=repr(self.objective),
-                next_step="leave objective out",
+                "this is no objective of a plan", expected='"time" or "energy"', received=repr(self.objective)
             )  # fmt: skip
 
 

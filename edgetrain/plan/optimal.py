@@ -18,15 +18,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from edgetrain.errors import InternalError
+from edgetrain.plan.budget import Objective
+from edgetrain.plan.paging_program import PagingFormulation
+from edgetrain.plan.plan import Item
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.program import Formulation, MemoryRow, Row, Values, places_over
+from edgetrain.plan.timing import Timing
 
 DEPTH = 6
 REACH = 4  # where the chains are longer than a few ops, and the smallest peak alone is sought
@@ -35,18 +40,50 @@ MOST_VARIABLES = 4000  # for chains of more than DEPTH ops
 WINDOW = 20  # stages that are solved again together
 WINDOW_TIME_S = 2.0  # the most for one of them
 LAST_PART = 0.2  # of the time, for windows at the end
+PART_ALONE = 0.25  # of the time, for paging alone and as much for recomputing alone, before both together
 TIMES_TO_BUILD = 4  # a larger program for them is built if so often its time is left
 CLASS = "recompute of forward ops before ops of the backward pass that read activations, in chains of at most {} ops"
 
 
 @dataclass(frozen=True)
-class Found:
-    """order: None if none was found in the time. extra_bound_s: no schedule of the class takes less extra time.
-    infeasible: the class holds no schedule within the budget (proven); an order is then the one it started from."""
+class Aim:
+    """What is sought among which schedules.
 
-    order: tuple[int, ...] | None
-    extra_s: float
-    extra_bound_s: float
+    most: the most that a step may take: seconds and joules. page: to the store that the costs know, if they do.
+    overlap: transfers run beside the ops.
+    """
+
+    objective: Objective = "time"
+    most: Mapping[Objective, float] = field(default_factory=dict)
+    recompute: bool = True
+    page: bool = True
+    overlap: bool = True
+
+    def pages(self, problem: Problem) -> bool:
+        return self.page and problem.costs.store is not None
+
+    def formulation(self, problem: Problem, *, depth: int, reach: int | None = None) -> Formulation:
+        if self.pages(problem):
+            return PagingFormulation(
+                problem, depth=depth, reach=reach, recompute=self.recompute, overlap=self.overlap
+            )  # fmt: skip
+        return Formulation(problem, depth=depth, reach=reach, recompute=self.recompute)
+
+    def schedules(self, depth: int) -> str:
+        """The class that they are of, in words."""
+        paging = "paging to the store" if self.page else ""
+        return " and ".join(part for part in (CLASS.format(depth) if self.recompute else "", paging) if part)
+
+
+@dataclass(frozen=True)
+class Found:
+    """order: None if none was found in the time. extra: the seconds, or joules, that it takes above keeping all; no
+    schedule of the class takes less than extra_bound. infeasible: the class holds no schedule within the budget
+    (proven); an order is then the one it started from."""
+
+    order: tuple[Item, ...] | None
+    extra: float
+    extra_bound: float
     schedules: str
     infeasible: bool = False
 
@@ -64,9 +101,18 @@ def _without(row: Row, shared: Row) -> Row:
 
 
 class _Solver:
-    """HiGHS with the rows of a formulation. Without a budget the budget itself is the objective."""
+    """HiGHS with the rows of a formulation. Without a budget the budget itself is the objective.
 
-    def __init__(self, form: Formulation, budget: int | None) -> None:
+    most: what a step may take more than keeping all does, in seconds and in joules.
+    """
+
+    def __init__(
+        self,
+        form: Formulation,
+        budget: int | None,
+        objective: Objective = "time",
+        most: Mapping[Objective, float] | None = None,
+    ) -> None:
         import highspy
 
         self.form, self.budget = form, budget
@@ -77,29 +123,36 @@ class _Solver:
         # After the decisions: the budget in megabytes, and for each stage what all its recomputes have in common.
         again = form.while_recomputing()
         self._shared = [_common(rows) for rows in again]
-        n, m = len(form.cost), len(form.cost) + 1 + len(self._shared)
+        n, m = form.count, form.count + 1 + len(self._shared)
         cost, low, high = np.zeros(m), np.zeros(m), np.ones(m)
-        high[n:] = math.inf
+        high[n:] = high[form.continuous] = math.inf
         if budget is None:
             cost[n] = 1.0
         else:
-            cost[:n] = form.cost
+            for v, a in form.extra(objective).items():
+                cost[v] = a
             low[n] = high[n] = budget / 1e6
         self._highs.addVars(m, low, high)
         columns = np.arange(m, dtype=np.int32)
         self._highs.changeColsCost(m, columns, cost)
         kinds = np.full(m, highspy.HighsVarType.kInteger)
-        kinds[n:] = highspy.HighsVarType.kContinuous
+        kinds[n:] = kinds[form.continuous] = highspy.HighsVarType.kContinuous
         self._highs.changeColsIntegrality(m, columns, kinds)
-        self._add(list(form.logic()))
+        self._high = high[:n]
+        self._add([*form.logic(), *form.limits()])
+        for limited, amount in (most or {}).items():
+            self.limit(limited, amount)
         self.forbid(form.while_running())
         for at, (shared, rows) in enumerate(zip(self._shared, again, strict=True)):
             self._add([({**{v: a / 1e6 for v, a in shared.items()}, n + 1 + at: -1.0}, 0.0)])
             self.forbid([MemoryRow(_without(row.row, shared), row.fixed_bytes) for row in rows], also=n + 1 + at)
 
+    def limit(self, what: Objective, amount: float) -> None:
+        self._add([(self.form.extra(what), amount)])
+
     def forbid(self, rows: Iterable[MemoryRow], *, also: int | None = None) -> None:
         """also: a variable that is part of each row."""
-        limit = {len(self.form.cost): -1.0} | ({} if also is None else {also: 1.0})
+        limit = {self.form.count: -1.0} | ({} if also is None else {also: 1.0})
         self._add([({v: a / 1e6 for v, a in m.row.items()} | limit, -m.fixed_bytes / 1e6) for m in rows])
 
     def _add(self, rows: list[tuple[Row, float]]) -> None:
@@ -122,12 +175,13 @@ class _Solver:
     def hold(self, values: Values, free: Sequence[int]) -> None:
         """From now on every decision is as in the solution, but for those that are free."""
         low, high = values.copy(), values.copy()
-        low[free], high[free] = 0.0, 1.0
+        open_ = [*free, *self.form.continuous]
+        low[open_], high[open_] = 0.0, self._high[open_]
         self._highs.changeColsBounds(len(values), np.arange(len(values), dtype=np.int32), low, high)
 
     def release(self) -> None:
-        n = len(self.form.cost)
-        self._highs.changeColsBounds(n, np.arange(n, dtype=np.int32), np.zeros(n), np.ones(n))
+        n = self.form.count
+        self._highs.changeColsBounds(n, np.arange(n, dtype=np.int32), np.zeros(n), self._high)
 
     def run(self, time_limit_s: float, relative_gap: float, absolute_gap: float) -> None:
         # HiGHS counts the time of all runs of one model together.
@@ -144,7 +198,7 @@ class _Solver:
     def values(self) -> Values | None:
         if self._highs.getInfo().primal_solution_status != 2:
             return None
-        return np.array(self._highs.getSolution().col_value)[: len(self.form.cost)]
+        return np.array(self._highs.getSolution().col_value)[: self.form.count]
 
     @property
     def bound(self) -> float:
@@ -156,16 +210,25 @@ def optimal(
     problem: Problem,
     budget_bytes: int,
     *,
-    start: Sequence[int] | None = None,
+    aim: Aim | None = None,
+    start: Sequence[Item] | None = None,
     time_limit_s: float = 10.0,
     gap: float = 0.005,
 ) -> Found:
-    """The order of least time within the budget. It stops when the time of the whole step is within `gap` of the bound,
-    or when the time is up."""
+    """The order of least time, or energy, within the budget. It stops when that of the whole step is within `gap` of
+    the bound, or when the time is up."""
     end = time.monotonic() + time_limit_s
+    aim = aim or Aim()
+    if aim.recompute and aim.pages(problem):
+        # Joint is never worse than either alone.
+        for part in (replace(aim, recompute=False), replace(aim, page=False)):
+            found = optimal(
+                problem, budget_bytes, aim=part, start=start, time_limit_s=PART_ALONE * time_limit_s, gap=gap
+            )  # fmt: skip
+            start = found.order or start
     depth = _depth(problem)
     while True:
-        found = _at_depth(problem, budget_bytes, start, end, gap, depth)
+        found = _at_depth(problem, budget_bytes, aim, start, end, gap, depth)
         if not found.infeasible or depth >= min(DEEPEST, len(problem.order)) or time.monotonic() > end:
             return found
         depth *= 2
@@ -174,21 +237,23 @@ def optimal(
 def _depth(problem: Problem) -> int:
     """Longer chains for smaller problems: the class is larger, and with more points its relaxation is tighter."""
     depth = DEPTH
-    while depth < 2 * DEPTH and len(Formulation(problem, depth=depth + 2).cost) <= MOST_VARIABLES:
+    while depth < 2 * DEPTH and Formulation(problem, depth=depth + 2).count <= MOST_VARIABLES:
         depth += 2
     return depth
 
 
-def _at_depth(problem: Problem, budget: int, start: Sequence[int] | None, end: float, gap: float, depth: int) -> Found:
-    search = _Search(problem, budget, depth)
-    if start is not None and problem.peak_bytes(start) <= budget:
+def _at_depth(
+    problem: Problem, budget: int, aim: Aim, start: Sequence[Item] | None, end: float, gap: float, depth: int
+) -> Found:
+    search = _Search(problem, budget, aim, depth)
+    if start is not None and search.keeps(start):
         search.take(tuple(start))
     infeasible = search.solve(end - LAST_PART * (end - time.monotonic()), gap)
-    if not infeasible and search.extra_s - search.bound_s > gap * (search.whole_s + search.bound_s):
+    if not infeasible and search.extra - search.bound > gap * (search.whole + search.bound):
         _improve(search, end)
     # A start from outside the class may be better than all of it.
-    bound = min(search.bound_s, search.extra_s)
-    return Found(search.best, search.extra_s, bound, CLASS.format(depth), infeasible)
+    bound = min(search.bound, search.extra)
+    return Found(search.best, search.extra, bound, aim.schedules(depth), infeasible)
 
 
 def _improve(search: _Search, end: float) -> None:
@@ -196,7 +261,8 @@ def _improve(search: _Search, end: float) -> None:
     for depth in range(search.form.depth, 2 * DEPTH + 1, 2):
         if depth > search.form.depth and end - time.monotonic() < TIMES_TO_BUILD * search.build_s:
             return
-        deeper = search if depth == search.form.depth else _Search(search.problem, search.budget, depth)
+        same = depth == search.form.depth
+        deeper = search if same else _Search(search.problem, search.budget, search.aim, depth)
         if search.best is not None and deeper.form.values(search.best) is not None:
             deeper.take(search.best)
             deeper.improve(end)
@@ -205,29 +271,49 @@ def _improve(search: _Search, end: float) -> None:
 
 
 class _Search:
-    """best: the order of least extra time so far. bound_s: no order of the class takes less."""
+    """best: the order of least extra time, or energy, so far. bound: no order of the class takes less."""
 
-    def __init__(self, problem: Problem, budget: int, depth: int) -> None:
-        self.problem, self.budget = problem, budget
-        self.form = Formulation(problem, depth=depth)
-        self.whole_s = problem.keep_all_time_s
-        self.best: tuple[int, ...] | None = None
-        self.extra_s, self.bound_s = math.inf, 0.0
+    def __init__(self, problem: Problem, budget: int, aim: Aim, depth: int) -> None:
+        self.problem, self.budget, self.aim = problem, budget, aim
+        self.form = aim.formulation(problem, depth=depth)
+        self.keep_all = self._timing(problem.order)
+        self.whole = self._value(self.keep_all)
+        self.best: tuple[Item, ...] | None = None
+        self.extra, self.bound = math.inf, 0.0
         self.build_s = 0.0
+        self.tightened = False
+        self._room_taken: dict[Objective, float] = {}  # by how much limits were tightened
 
     @cached_property
     def solver(self) -> _Solver:
         begin = time.monotonic()
-        found = _Solver(self.form, self.budget)
+        most = {what: limit - self._value(self.keep_all, what) for what, limit in self.aim.most.items()}
+        found = _Solver(self.form, self.budget, self.aim.objective, most)
         self.build_s = time.monotonic() - begin
         return found
 
-    def take(self, order: tuple[int, ...]) -> bool:
+    def _timing(self, order: Sequence[Item]) -> Timing:
+        return self.problem.timing(order, overlap=self.aim.overlap)
+
+    def _value(self, timing: Timing, what: Objective | None = None) -> float:
+        if (what or self.aim.objective) == "time":
+            return timing.time_s
+        if timing.energy_j is None:
+            raise InternalError("a plan is sought by energy, and its costs know none")
+        return timing.energy_j
+
+    def keeps(self, order: Sequence[Item]) -> bool:
+        """Whether an order keeps every limit."""
+        timing = self._timing(order) if self.aim.most else None
+        within = timing is None or all(self._value(timing, what) <= most for what, most in self.aim.most.items())
+        return within and self.problem.peak_bytes(order) <= self.budget
+
+    def take(self, order: tuple[Item, ...]) -> bool:
         """Whether the order, which keeps the budget, is the best so far."""
-        extra_s = self.problem.costs.time_s(order) - self.whole_s
-        better = extra_s < self.extra_s
+        extra = self._value(self._timing(order)) - self.whole
+        better = extra < self.extra
         if better:
-            self.best, self.extra_s = order, extra_s
+            self.best, self.extra = order, extra
         return better
 
     def solve(self, end: float, gap: float) -> bool:
@@ -236,11 +322,11 @@ class _Search:
             first = None if self.best is None else self.form.values(self.best)
             if first is not None:
                 self.solver.start_from(first)
-            self.solver.run(end - time.monotonic(), 0.0, gap * (self.whole_s + self.bound_s))
+            self.solver.run(end - time.monotonic(), 0.0, gap * (self.whole + self.bound))
             if self.solver.infeasible:
-                return True
-            if math.isfinite(self.solver.bound):
-                self.bound_s = max(self.bound_s, self.solver.bound)
+                return not self.tightened
+            if math.isfinite(self.solver.bound) and not self.tightened:
+                self.bound = max(self.bound, self.solver.bound)
             if not self._cut_off():
                 break
         return False
@@ -249,11 +335,12 @@ class _Search:
         """Solve a few stages again at a time, round after round, for as long as that helps."""
         stages, form = self.form.stages, self.form
         begins = range(0, max(len(stages) - WINDOW // 2, 1), WINDOW // 2)
-        windows = [form.between(stages[n], stages[min(n + WINDOW, len(stages)) - 1]) for n in begins]
+        windows = [form.between(stages[n], stages[min(n + WINDOW, len(stages)) - 1]) for n in begins] if stages else []
+        cost = form.extra(self.aim.objective)
         better = True
         while better and self.best is not None and (values := form.values(self.best)) is not None:
-            spent = values * form.cost
-            windows.sort(key=lambda free: -float(spent[free].sum()))
+            spent = {v: a * values[v] for v, a in cost.items()}
+            windows.sort(key=lambda free: -sum(spent.get(v, 0.0) for v in free))
             better = sum(self._window(free, end) for free in windows) > 0
         self.solver.release()
 
@@ -261,15 +348,15 @@ class _Search:
         values = None if self.best is None else self.form.values(self.best)
         if values is None:
             return False
-        before = self.extra_s
+        before = self.extra
         self.solver.hold(values, free)
         end = min(end, time.monotonic() + WINDOW_TIME_S)
         while time.monotonic() < end:
             self.solver.start_from(values)
-            self.solver.run(end - time.monotonic(), 0.0, 1e-4 * self.whole_s)
+            self.solver.run(end - time.monotonic(), 0.0, 1e-4 * self.whole)
             if not self._cut_off():
                 break
-        return self.extra_s < before
+        return self.extra < before
 
     def _cut_off(self) -> bool:
         """Take the solution if it keeps the budget. True: it does not, and rows were added that forbid it."""
@@ -279,21 +366,38 @@ class _Search:
         order = self.form.order(values)
         over = places_over(self.problem, order, self.budget)
         if not over:
-            self.take(order)
-            return False
+            return self._too_long(order)
         cuts = [self.form.cut(values, place) for place in over if place.again]
         if not any(cut.breaks(values, self.budget) for cut in cuts):
             return False
         self.solver.forbid(cuts)
         return True
 
+    def _too_long(self, order: tuple[Item, ...]) -> bool:
+        """Take the order if it keeps the limits of time and energy too. True: it waits longer than the program knew,
+        and the limit is tighter by as much from now on."""
+        timing = self._timing(order)
+        over = {what: self._value(timing, what) - most for what, most in self.aim.most.items()}
+        if all(excess <= 1e-9 for excess in over.values()):
+            self.take(order)
+            return False
+        for what, excess in over.items():
+            if excess > 0:
+                room = self.aim.most[what] - self._value(self.keep_all, what)
+                self.solver.limit(what, room - self._room_taken.get(what, 0.0) - excess)
+                self._room_taken[what] = self._room_taken.get(what, 0.0) + excess
+        self.tightened = True
+        return True
 
-def smallest(problem: Problem, *, time_limit_s: float = 10.0, depth: int = 2 * DEPTH) -> tuple[int, ...]:
+
+def smallest(
+    problem: Problem, *, aim: Aim | None = None, time_limit_s: float = 10.0, depth: int = 2 * DEPTH
+) -> tuple[Item, ...]:
     """An order of the class whose peak is as small as was found in the time."""
     end = time.monotonic() + time_limit_s
-    form = Formulation(problem, depth=depth, reach=REACH)
+    form = (aim or Aim()).formulation(problem, depth=depth, reach=REACH)
     solver = _Solver(form, None)
-    best = problem.order
+    best: tuple[Item, ...] = problem.order
     while time.monotonic() < end:
         solver.run(end - time.monotonic(), 0.002, 0.0)
         values = solver.values

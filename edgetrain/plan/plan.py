@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -60,10 +60,11 @@ _SAID = {"bitwise": "numbers bitwise", "rounding": "numbers to rounding", "no": 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No schedule of this class takes less time in the same memory."""
+    """No schedule of this class takes less time in the same memory; or less energy, where that was sought."""
 
-    time_s: float
+    time_s: float | None
     schedules: str
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Plan:
              can fail any more. In each way a step that fails changes nothing.
     time_s, energy_j: predicted from the costs that it was planned with, which were measured or modelled (`origin`);
              `bound` says how far from the best it can be. None where the costs do not tell.
+    note:    what else there is to say of it: why nothing is paged, for instance.
     """
 
     planner: str
@@ -95,6 +97,7 @@ class Plan:
     keep_all_time_s: float | None = None
     origin: Origin | None = None
     bound: Bound | None = None
+    note: str = ""
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -124,23 +127,26 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How much less time, as a part of it, a schedule of the bound's class could take at most."""
-        if self.bound is None or not self.time_s:
+        """How much less time, or energy, as a part of it, a schedule of the bound's class could take at most."""
+        if self.bound is None:
             return None
-        return max(0.0, 1 - self.bound.time_s / self.time_s)
+        pairs = ((self.bound.energy_j, self.energy_j), (self.bound.time_s, self.time_s))
+        return next((max(0.0, 1 - least / found) for least, found in pairs if least is not None and found), None)
 
     def __str__(self) -> str:
         mb = 1e6
         ops = self.order
         again = f", {len(ops) - len(set(ops))} of them again" if len(ops) > len(set(ops)) else ""
         time = ""
-        if self.time_s is not None and self.keep_all_time_s and self.recomputed:
+        if self.time_s is not None and self.keep_all_time_s and (self.recomputed or self.paged):
             time = f", {100 * (self.time_s / self.keep_all_time_s - 1):.1f} % more time than keeping all"
             time += f" (within {100 * self.gap:.1f} % of the best)" if self.gap is not None else ""
+        time += f", {len(self.paged)} storages paged" if self.paged else ""
+        time += f", {self.energy_j:.3g} J {self.origin}" if self.energy_j is not None else ""
         return (
             f"{self.planner}: {len(ops)} ops{again}, peak {self.peak_bytes / mb:.1f} MB of tensors "
             f"({self.persistent_bytes / mb:.1f} MB of it parameters, state, buffers and inputs){time}, "
-            f"updates {self.updates}, {_SAID[self.exact]}"
+            f"updates {self.updates}, {_SAID[self.exact]}{f'; {self.note}' if self.note else ''}"
         )
 
     def save(self, path: str | Path) -> None:
@@ -158,6 +164,15 @@ class Plan:
             raise UserError(
                 f"{path} is not a plan file of edgetrain", received=f"{type(error).__name__}: {error}"
             ) from error
+
+
+def items_to_json(items: Iterable[Item]) -> list[list[int]]:
+    return [[item] if isinstance(item, int) else [_NUMBERS[type(item)], item.storage] for item in items]
+
+
+def items_from_json(rows: Iterable[Any]) -> tuple[Item, ...]:
+    found = (_action(row) for row in rows)
+    return tuple(action.op if isinstance(action, Compute) else action for action in found)
 
 
 def _to_json(plan: Plan) -> dict[str, Any]:
@@ -180,7 +195,8 @@ def _to_json(plan: Plan) -> dict[str, Any]:
         "energy_j": plan.energy_j,
         "origin": plan.origin,
         "keep_all_time_s": plan.keep_all_time_s,
-        "bound": None if plan.bound is None else [plan.bound.time_s, plan.bound.schedules],
+        "bound": None if plan.bound is None else [plan.bound.time_s, plan.bound.schedules, plan.bound.energy_j],
+        "note": plan.note,
     }
 
 
@@ -221,8 +237,13 @@ def _from_json(data: dict[str, Any]) -> Plan:
         energy_j=_amount(data["energy_j"]),
         origin=data["origin"],
         keep_all_time_s=_amount(data["keep_all_time_s"]),
-        bound=None if data["bound"] is None else Bound(float(data["bound"][0]), str(data["bound"][1])),
+        bound=None if data["bound"] is None else _bound(*data["bound"]),
+        note=str(data["note"]),
     )
+
+
+def _bound(time_s: Any, schedules: Any, energy_j: Any) -> Bound:
+    return Bound(_amount(time_s), str(schedules), _amount(energy_j))
 
 
 def _amount(value: Any) -> float | None:

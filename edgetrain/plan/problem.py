@@ -22,7 +22,7 @@ from edgetrain.plan import lifetimes
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.order import in_order
 from edgetrain.plan.plan import Action, Bound, Exact, Item, Plan, Updates
-from edgetrain.plan.timing import play
+from edgetrain.plan.timing import Timing, play
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,8 @@ class Problem:
     def actions(self, order: Sequence[Item]) -> tuple[Action, ...]:
         return lifetimes.schedule(self.graph, order)
 
-    def time_s(self, order: Sequence[Item]) -> float:
-        if all(isinstance(item, int) for item in order):
-            return self.costs.time_s([item for item in order if isinstance(item, int)])
-        return play(self.graph, self.actions(order), self.costs).time_s
+    def timing(self, order: Sequence[Item], *, overlap: bool = True) -> Timing:
+        return play(self.graph, self.actions(order), self.costs, overlap=overlap)
 
     def moments(self, order: Sequence[Item]) -> list[lifetimes.Moment]:
         return lifetimes.timeline(

@@ -30,15 +30,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from edgetrain.costs.table import Way
+from edgetrain.errors import InternalError
 from edgetrain.plan import lifetimes
-from edgetrain.plan.plan import Compute, Free
+from edgetrain.plan.budget import Objective
+from edgetrain.plan.plan import Compute, Free, Item, PageIn
 from edgetrain.plan.problem import Problem
 
 Row = dict[int, float]
@@ -60,8 +62,15 @@ class MemoryRow:
 class Formulation:
     """The variables and rows for one problem and one depth."""
 
-    def __init__(self, problem: Problem, *, depth: int, reach: int | None = None) -> None:
-        self.problem, self.depth, self.reach = problem, depth, reach or depth
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        depth: int,
+        reach: int | None = None,
+        recompute: bool = True,
+    ) -> None:
+        self.problem, self.depth, self.reach, self.recompute = problem, depth, reach or depth, recompute
         p = problem
         self.ops = [number for number in p.order if not p.is_view[number]]
         self.at = {number: index for index, number in enumerate(self.ops)}
@@ -78,13 +87,26 @@ class Formulation:
         self.first_reader = {
             t: {s: self.at[j] for j in reversed(found) for s in p.reads[j]} for t, found in self.candidates.items()
         }
-        self.cost: list[float] = []
-        self.K = {(s, g): self._variable(0.0) for s, points in self.points.items() for g in range(len(points))}
-        self.R = {(t, i): self._variable(p.costs.ops[i].again_s) for t in self.stages for i in self.candidates[t]}
+        self.count = 0
+        self.K = {(s, g): self._variable() for s, points in self.points.items() for g in range(len(points))}
+        self.R = {(t, i): self._variable() for t in self.stages for i in self.candidates[t]}
+        self.continuous: list[int] = []
 
-    def _variable(self, cost: float) -> int:
-        self.cost.append(cost)
-        return len(self.cost) - 1
+    def _variable(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def extra(self, objective: Objective) -> Row:
+        """The seconds, or joules, above those of keeping all."""
+        ops = self.problem.costs.ops
+        return {v: self._weigh(objective, ops[i].again_s, ops[i].run("again").energy_j) for (_, i), v in self.R.items()}
+
+    def _weigh(self, objective: Objective, time_s: float, energy_j: float | None) -> float:
+        if objective == "time":
+            return time_s
+        if energy_j is None:
+            raise InternalError("a plan is sought by energy, and its costs know none")
+        return energy_j + time_s * (self.problem.costs.idle_w or 0.0)
 
     def _uses(self) -> tuple[dict[int, int], dict[int, list[int]]]:
         """For what the forward pass makes: where it touches it last, and where the backward pass reads it."""
@@ -126,7 +148,7 @@ class Formulation:
         p = self.problem
         found: set[int] = set()
         front = [s for s in p.reads[self.ops[stage]] if s in self.uses]
-        for level in range(self.depth):
+        for level in range(self.depth if self.recompute else 0):
             new = {p.maker[s] for s in front} - found
             new = {op for op in new if p.deadline[op] > p.position[self.ops[stage]]}
             found |= new
@@ -147,6 +169,32 @@ class Formulation:
         points = self.points[s]
         if stage not in points and (s not in self.uses or stage < points[-1]):
             insort(points, stage)
+
+    # ---- what a program with paging has more of
+
+    def transit(self, index: int) -> Row:
+        """The bytes of what is on its way to the store or back while an op runs."""
+        return {}
+
+    def arrived(self, t: int, own: Set[int]) -> Row:
+        """The bytes of what has come back for a stage; without an op's own inputs and results."""
+        return {}
+
+    def brought(self, order: Sequence[Item]) -> dict[int, set[int]]:
+        """Storage → the stages for which it is paged in."""
+        return {}
+
+    def limits(self) -> Iterator[tuple[Row, float]]:
+        """Rows Σ a·x ≤ b beside those of logic and memory."""
+        return iter(())
+
+    def _before(self, index: int, values: Values) -> list[Item]:
+        """What happens before the recomputes of a stage, and"""
+        return []
+
+    def _after(self, index: int, values: Values) -> list[Item]:
+        """after an op."""
+        return []
 
     # ---- the rows
 
@@ -203,7 +251,7 @@ class Formulation:
                 for later in ends:
                     assert later is not None
                     row[later] = row.get(later, 0.0) + saved
-        return MemoryRow(row, fixed)
+        return MemoryRow(_sum(row, self.transit(index)), fixed)
 
     def _later(self, s: int, index: int) -> int | None:
         """The variable that keeps a storage from the op on; None where it is not read again."""
@@ -262,7 +310,7 @@ class Formulation:
             if later is not None:
                 row[later] = row.get(later, 0.0) + min(saved, p.size[options[0]])
         row[self.R[t, i]] = row.get(self.R[t, i], 0.0) + taken
-        return MemoryRow(row, self.before[t])
+        return MemoryRow(_sum(_sum(row, self.transit(t)), self.arrived(t, own)), self.before[t])
 
     def _across(self, t: int) -> list[int]:
         """The storages with a gap that spans the stage or ends at it."""
@@ -279,28 +327,30 @@ class Formulation:
 
     # ---- from a solution to an order and back
 
-    def order(self, values: Values) -> tuple[int, ...]:
+    def order(self, values: Values) -> tuple[Item, ...]:
         chosen: dict[int, list[int]] = {}
         for (t, i), v in self.R.items():
             if values[v] > 0.5:
                 chosen.setdefault(t, []).append(i)
-        found: list[int] = []
+        found: list[Item] = []
         views: list[int] = []  # taken for the op that follows: after its recomputes, of what they make
         for number in self.problem.order:
             if number not in self.at:
                 views.append(number)
                 continue
-            found += [*sorted(chosen.get(self.at[number], ()), key=self.at.__getitem__), *views, number]
+            index = self.at[number]
+            found += [*self._before(index, values), *sorted(chosen.get(index, ()), key=self.at.__getitem__)]
+            found += [*views, number, *self._after(index, values)]
             views.clear()
         return (*found, *views)
 
-    def values(self, order: Sequence[int]) -> Values | None:
+    def values(self, order: Sequence[Item]) -> Values | None:
         """The solution that gives this order; None where it is not of the class."""
         p = self.problem
-        found = np.zeros(len(self.cost))
+        found = np.zeros(self.count)
         waiting: list[int] = []
         done: set[int] = set()
-        for number in (n for n in order if not p.is_view[n]):
+        for number in (n for n in order if isinstance(n, int) and not p.is_view[n]):
             if number in done:
                 waiting.append(number)
                 continue
@@ -311,9 +361,10 @@ class Formulation:
             found[[self.R[t, i] for i in waiting]] = 1.0
             waiting.clear()
         chosen = {(t, i) for (t, i), v in self.R.items() if found[v]}
+        brought = self.brought(order)
         for s, points in self.points.items():
             wanted = {*self.uses.get(s, ()), *(t for t, i in chosen if s in p.reads[i])}
-            made = {t for t, i in chosen if i == p.maker[s]}
+            made = {t for t, i in chosen if i == p.maker[s]} | brought.get(s, set())
             for g, point in enumerate(points):
                 wants = min((t for t in wanted if t >= point), default=math.inf)
                 makes = min((t for t in made if t >= point), default=math.inf)
@@ -357,12 +408,8 @@ class Formulation:
         """Variables that are 1 and with which s is there after op i was recomputed before stage t, for the stage, for
         another recompute or for later."""
         p = self.problem
-        gap, again = self.gap(s, t), self.R.get((t, p.maker.get(s, -1)))
-        there = None
-        if gap is not None and self.forward_last[s] < t and values[self.K[s, gap]] > 0.5:
-            there = self.K[s, gap]
-        elif again is not None and values[again] > 0.5 and self.at[p.maker[s]] < self.at[i]:
-            there = again
+        gap = self.gap(s, t)
+        there = self._there(values, t, i, s)
         if there is None:
             return None
         if s in p.reads[self.ops[t]] or (gap is not None and t not in self.points[s] and there == self.K[s, gap]):
@@ -377,6 +424,15 @@ class Formulation:
         found = next(waits, None)
         return None if found is None else [there, found]
 
+    def _there(self, values: Values, t: int, i: int, s: int) -> int | None:
+        """The variable by which s is there when op i is recomputed before stage t."""
+        gap, again = self.gap(s, t), self.R.get((t, self.problem.maker.get(s, -1)))
+        if gap is not None and self.forward_last[s] < t and values[self.K[s, gap]] > 0.5:
+            return self.K[s, gap]
+        if again is not None and values[again] > 0.5 and self.at[self.problem.maker[s]] < self.at[i]:
+            return again
+        return None
+
 
 @dataclass(frozen=True)
 class Place:
@@ -389,7 +445,11 @@ class Place:
     alive: frozenset[int]
 
 
-def places_over(problem: Problem, order: Sequence[int], budget: float) -> list[Place]:
+def _sum(row: Row, more: Row) -> Row:
+    return {v: row.get(v, 0.0) + more.get(v, 0.0) for v in {**row, **more}} if more else row
+
+
+def places_over(problem: Problem, order: Sequence[Item], budget: float) -> list[Place]:
     """The worst place of each stage that holds more than the budget."""
     actions = problem.actions(order)
     moments = iter(problem.moments(order))
@@ -401,7 +461,10 @@ def places_over(problem: Problem, order: Sequence[int], budget: float) -> list[P
         if isinstance(action, Free):
             alive.discard(action.storage)
             continue
-        assert isinstance(action, Compute)
+        if isinstance(action, PageIn):
+            alive.add(action.storage)
+        if not isinstance(action, Compute):
+            continue
         again = action.op in done
         done.add(action.op)
         alive |= set(lifetimes.new_storages(problem.graph, action.op))

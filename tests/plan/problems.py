@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 import edgetrain as et
 from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Way
-from edgetrain.plan.plan import Updates
+from edgetrain.plan.plan import Item, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
 
@@ -68,11 +68,11 @@ def budget(given: Problem, part: float) -> int:
     return plan.persistent_bytes + int(part * (plan.peak_bytes - plan.persistent_bytes))
 
 
-def extra_s(given: Problem, order: tuple[int, ...]) -> float:
-    return given.costs.time_s(order) - given.keep_all_time_s
+def extra_s(given: Problem, order: Sequence[Item]) -> float:
+    return given.timing(order).time_s - given.keep_all_time_s
 
 
-def check(given: Problem, order: tuple[int, ...], budget_bytes: int | None) -> None:
+def check(given: Problem, order: Sequence[Item], budget_bytes: int | None) -> None:
     """The order is within the budget and gives a legal plan."""
     plan = given.plan(order, planner="test")
     validate(given.graph, plan)

@@ -23,7 +23,7 @@ from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.optimal import DEPTH, optimal, smallest
-from edgetrain.plan.plan import Plan, Updates
+from edgetrain.plan.plan import Item, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.program import Formulation
@@ -75,7 +75,7 @@ def learnt(code: list[Instruction], updates: Updates) -> tuple[Graph, tuple[torc
                 raise
 
 
-def check(task: Problem, order: Sequence[int], limit: int) -> Plan:
+def check(task: Problem, order: Sequence[Item], limit: int) -> Plan:
     plan = task.plan(order, planner="test")
     validate(task.graph, plan)
     assert plan.peak_bytes == task.peak_bytes(order) <= limit
@@ -85,7 +85,7 @@ def check(task: Problem, order: Sequence[int], limit: int) -> Plan:
     return plan
 
 
-def is_a_solution(task: Problem, order: Sequence[int]) -> bool:
+def is_a_solution(task: Problem, order: Sequence[Item]) -> bool:
     """The order is one of those that `optimal` searches."""
     form = Formulation(task, depth=DEPTH)
     values = form.values(order)
@@ -121,14 +121,15 @@ def test_plans_of_random_programs_run_as_keeping_all(
     assert not found.infeasible or found.order in (None, greedy)
     if found.order is not None:
         plans.append(check(task, found.order, limit))
-        took = task.costs.time_s(found.order) - task.keep_all_time_s
-        assert abs(took - found.extra_s) < 1e-9
-    for order in (low, greedy, found.order):
+        took = task.timing(found.order).time_s - task.keep_all_time_s
+        assert abs(took - found.extra) < 1e-9
+    tried: tuple[Sequence[Item] | None, ...] = (low, greedy, found.order)
+    for order in tried:
         if order is not None and task.peak_bytes(order) <= limit and is_a_solution(task, order):
-            assert task.costs.time_s(order) - task.keep_all_time_s >= found.extra_bound_s - 1e-9
+            assert task.timing(order).time_s - task.keep_all_time_s >= found.extra_bound - 1e-9
     if greedy is not None:
         assert found.order is not None
-        assert task.costs.time_s(found.order) <= task.costs.time_s(greedy) + 1e-12
+        assert task.timing(found.order).time_s <= task.timing(greedy).time_s + 1e-12
     for plan in {plan.schedule: plan for plan in plans}.values():
         again, snapshot = trained(graph, plan, code)
         assert torch.equal(bits(again), bits(losses))

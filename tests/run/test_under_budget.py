@@ -668,6 +668,7 @@ def test_time_is_the_time_of_the_order_and_never_below_the_bound() -> None:
         assert made.time_s == pytest.approx(task.costs.time_s(made.order))
         assert made.keep_all_time_s == pytest.approx(task.keep_all_time_s)
         assert made.bound is not None
+        assert made.bound.time_s is not None
         assert made.time_s is not None
         assert task.keep_all_time_s <= made.bound.time_s <= made.time_s * (1 + 1e-9)
         assert replace(made, bound=None, exact="bitwise") == task.plan(made.order, planner="optimal")
