@@ -65,8 +65,8 @@ def plan(
 ) -> Plan:
     """The plan of least time, or energy, that keeps the budget.
 
-    planner: "auto" keeps all where that fits and is "optimal" otherwise, which starts from "fast". Where the costs know a
-    store, "optimal" pages to it beside recomputing; "recompute-only" and "page-only" do one of the two. "poet" is
+    planner: "auto" keeps all where that fits and is "optimal" otherwise, which starts from "fast". Where the costs know
+    a store, "optimal" pages to it beside recomputing; "recompute-only" and "page-only" do one of the two. "poet" is
     "optimal" for the least energy.
     time_limit_s: for the search of "optimal"; it stops sooner when it has proven to be near the best.
     updates: where the updates stand (see `Plan`); by default early where nothing can fail after the first.
@@ -253,8 +253,8 @@ def _why_not_paged(task: Problem, made: Plan) -> str:
     again_s = made.time_s - task.keep_all_time_s if made.time_s else 0.0
     again = sum(task.size[s] for op in made.recomputed for s in task.makes[op])
     return (
-        f"nothing is paged: the store moves {show_bytes(store.out_bytes_s)} out and {show_bytes(store.in_bytes_s)} in a "
-        f"second, and {show_bytes(again)} are made again in {again_s:.3g} s"
+        f"nothing is paged: the store moves {show_bytes(store.out_bytes_s)} out and {show_bytes(store.in_bytes_s)} in "
+        f"a second, and {show_bytes(again)} are made again in {again_s:.3g} s"
     )
 
 

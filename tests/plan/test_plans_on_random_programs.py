@@ -124,9 +124,9 @@ def test_plans_of_random_programs_run_as_keeping_all(
         took = task.timing(found.order).time_s - task.keep_all_time_s
         assert abs(took - found.extra) < 1e-9
     tried: tuple[Sequence[Item] | None, ...] = (low, greedy, found.order)
-    for order in tried:
-        if order is not None and task.peak_bytes(order) <= limit and is_a_solution(task, order):
-            assert task.timing(order).time_s - task.keep_all_time_s >= found.extra_bound - 1e-9
+    for one in tried:
+        if one is not None and task.peak_bytes(one) <= limit and is_a_solution(task, one):
+            assert task.timing(one).time_s - task.keep_all_time_s >= found.extra_bound - 1e-9
     if greedy is not None:
         assert found.order is not None
         assert task.timing(found.order).time_s <= task.timing(greedy).time_s + 1e-12
