@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from edgetrain.costs.table import Way
+from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import replay
@@ -173,6 +174,8 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
 def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratch: bool) -> Callable[[], object]:
     name = op.kind.split(".")[1]
     p, g, *states = op.reads
+    if op.kind == ACCUMULATE:
+        return lambda: update.accumulate(tensors[p], tensors[g], {"weight": HALF}, None, False, scratch, None)
     keys = [graph.sources[t].path.rpartition(".")[2] for t in states]
     state = {key: tensors[t] for key, t in zip(keys, states, strict=True)}
     if "step" in state:

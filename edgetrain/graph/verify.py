@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import ITEM_BYTES, PERSISTENT, PHASES, ROLES, Graph, Op, Tensor
 
+_ACCUMULATE = "edgetrain.accumulate.update"  # as in accumulate.py, which reads this module
+
 Rule = Callable[[Graph], Iterator[str]]
 
 
@@ -138,7 +140,8 @@ def _writes(graph: Graph) -> Iterator[str]:
 
 
 def _ends(graph: Graph) -> Iterator[str]:
-    """Outputs and gradients are made; a gradient fits its parameter; each trained parameter is updated once."""
+    """Outputs and gradients are made; a gradient fits its parameter; each trained parameter is updated once,
+    or each gradient is added to an accumulator; or both."""
     made = {*graph.sources, *(t for op in graph.ops for t in op.creates)}
     for t in (*graph.outputs, *graph.gradients.values()):
         if t not in made:
@@ -147,6 +150,9 @@ def _ends(graph: Graph) -> Iterator[str]:
         parameter, gradient = graph.tensors[p], graph.tensors[g]
         if (parameter.shape, parameter.dtype) != (gradient.shape, gradient.dtype):
             yield f"the gradient of {parameter.name} is {gradient}, the parameter {parameter}"
-    updated = [op.reads[0] for op in graph.ops if op.phase == "update"]
-    if sorted(updated) != sorted(graph.gradients):
+    summed = [op.reads[1] for op in graph.ops if op.kind == _ACCUMULATE]
+    updated = [op.reads[0] for op in graph.ops if op.phase == "update" and op.kind != _ACCUMULATE]
+    if summed and sorted(summed) != sorted(graph.gradients.values()):
+        yield "what is accumulated is not the gradients"
+    if (updated or not summed) and sorted(updated) != sorted(graph.gradients):
         yield "the updated parameters are not those that have a gradient"

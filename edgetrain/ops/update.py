@@ -1,4 +1,4 @@
-"""Executing the update of one parameter: SGD, Adam, AdamW.
+"""Executing the update of one parameter: SGD, Adam, AdamW; and adding up its gradients over micro-batches.
 
 In:  a parameter, its gradient, the optimizer's own state of it (a dict, changed in place as torch.optim would) and the
      settings of its group as they are now.
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from edgetrain.errors import UserError
+from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import Graph
 
 State = MutableMapping[str, Any]
@@ -137,15 +138,20 @@ def adam(
 
 
 def overwrites_gradient(graph: Graph) -> set[int]:
-    """The updates that may use their gradient as scratch memory: it fills its storage, and no other op reads that."""
+    """The updates that may use their gradient as scratch memory: it fills its storage, and no other op reads that.
+
+    Those that accumulate need none. The update by a sum of gradients is the last to read the sum.
+    """
     readers: dict[int, set[int]] = {}
     for number, op in enumerate(graph.ops):
-        for t in op.reads if not op.view else ():
+        for t in op.reads if not op.view and op.kind != ACCUMULATE else ():
             readers.setdefault(graph.tensors[t].storage, set()).add(number)
     kept = {graph.tensors[t].storage for t in graph.outputs}
     found = set()
     for number, op in enumerate(graph.ops):
-        if op.phase == "update":
+        if op.kind == ACCUMULATE:
+            found.add(number)
+        elif op.phase == "update":
             gradient = graph.tensors[op.reads[1]]
             whole = gradient.n_bytes == graph.storages[gradient.storage].n_bytes and 0 not in gradient.stride
             if whole and readers[gradient.storage] == {number} and gradient.storage not in kept:
@@ -153,4 +159,16 @@ def overwrites_gradient(graph: Graph) -> set[int]:
     return found
 
 
-KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam}
+def accumulate(
+    total: torch.Tensor, g: torch.Tensor, state: State, given: Settings | None, fresh: bool, scratch: bool, undo: Undo | None
+) -> None:
+    """Adds the gradient of one micro-batch to the sum, by its weight in `state`; the first one (`fresh`) starts it."""
+    if undo is not None:
+        undo.note(total)
+    if fresh:
+        torch.mul(g, state["weight"], out=total)
+    else:
+        total.add_(g, alpha=state["weight"])
+
+
+KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam, "accumulate": accumulate}

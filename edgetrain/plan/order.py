@@ -55,10 +55,13 @@ def early_order(graph: Graph) -> list[int]:
                 last_touch[graph.tensors[t].storage] = number
     made_at = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
     after: dict[int, list[int]] = {}
+    changed: dict[int, int] = {}  # storage → where the update stands that changes it: one may read what another did
     for number, op in enumerate(graph.ops):
         if op.phase == "update":
             wait = max((last_touch.get(s, -1) for s in op.writes), default=-1)
             wait = max([wait, *(made_at.get(t, -1) for t in op.reads)])
+            wait = max([wait, *(changed.get(graph.tensors[t].storage, -1) for t in op.reads)])
+            changed.update(dict.fromkeys(op.writes, wait))
             after.setdefault(wait, []).append(number)
     order: list[int] = []
     for number, op in enumerate(graph.ops):

@@ -150,12 +150,12 @@ class Plan:
         )
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(_to_json(self)), encoding="utf-8")
+        Path(path).write_text(json.dumps(to_json(self)), encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         try:
-            return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise UserError(f"there is no plan file {path}") from error
         except OSError as error:
@@ -175,7 +175,7 @@ def items_from_json(rows: Iterable[Any]) -> tuple[Item, ...]:
     return tuple(action.op if isinstance(action, Compute) else action for action in found)
 
 
-def _to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Plan) -> dict[str, Any]:
     schedule: list[list[int]] = []
     for action in plan.schedule:
         if isinstance(action, Compute):
@@ -213,7 +213,7 @@ _FIELDS = {
 }
 
 
-def _from_json(data: dict[str, Any]) -> Plan:
+def from_json(data: dict[str, Any]) -> Plan:
     if data["edgetrain plan"] != SCHEMA:
         raise ValueError(f"schema {data['edgetrain plan']!r}, expected {SCHEMA}")
     for name, kind in _FIELDS.items():

@@ -21,7 +21,8 @@ from torch import nn
 from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
-from edgetrain.graph.ir import Graph, Op, Source, Tensor
+from edgetrain.graph.accumulate import ACCUMULATE, accumulates_only
+from edgetrain.graph.ir import PERSISTENT, Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.pagefile import PageFault
@@ -87,6 +88,9 @@ class CompiledStep:
         self.graph, self.plan = graph, plan
         self._model, self._optimizer, self._externals = model, optimizer, externals
         self._check_finite, self._costs = check_finite, costs
+        self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
+        self.completed = 0  # how often the step was run to its end
+        self._accumulates_only = accumulates_only(graph)
         self._kind = optimizers.kind_of(optimizer)
         self._pages = self._new_pages(page_to)
         self._program = self._build(plan)
@@ -138,12 +142,14 @@ class CompiledStep:
     def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
         """For the rehearsal and for the step itself; None where there is no arena."""
         why = arena.missing()
-        if self.plan.updates == "early" and self._check_finite:
+        if self._accumulates_only:
+            pass  # nothing that would have to be taken back
+        elif self.plan.updates == "early" and self._check_finite:
             raise UserError(
                 "a step that checks its gradients cannot update early: what is updated could not be taken back",
                 next_step='plan with updates="guarded" or "together"',
             )
-        if self.plan.updates == "early" and why is not None:
+        elif self.plan.updates == "early" and why is not None:
             raise UserError(f"this plan updates early, which needs the arena; {why}", next_step='updates="guarded"')
         if why is not None or any(storage.device != "cpu" for storage in self.graph.storages):
             return None
@@ -168,6 +174,8 @@ class CompiledStep:
             tensor = self.graph.tensors[t]
             n_bytes = self.graph.storages[tensor.storage].n_bytes
             found = (tuple(real.shape), str(real.dtype).removeprefix("torch."), real.untyped_storage().nbytes())
+            if self.graph.storages[tensor.storage].role in PERSISTENT:
+                n_bytes = found[2]  # a view of something that may itself be a part of something larger
             same = found == (tensor.shape, tensor.dtype, n_bytes)
             if not same or _steps(real) != _steps(tensor):
                 raise LayoutMismatch(
@@ -208,7 +216,7 @@ class CompiledStep:
         self, program: Program, batch: tuple[Any, ...], *, keep: bool = True, look: Callable[..., None] | None = None
     ) -> Any:
         inputs = [_laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
-        bound = dict(zip(self._program.held, (bind() for bind in self._binders), strict=True))
+        bound = self.bound()
         given = [update.settings(self._kind, group) for group in self._optimizer.param_groups]
         undo, interrupt = Undo(random=program.random), HeldSignals()
         before: list[tuple[torch.Tensor, update.State | None]] = []
@@ -222,6 +230,7 @@ class CompiledStep:
                 given_to_all = (inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look)
                 result = self._run(program, given_to_all)
             done = keep
+            self.completed += keep
         except NotFinite as error:
             raise UserError(
                 f"{error} is not finite; the step was taken back and the model is as it was before",
@@ -231,7 +240,7 @@ class CompiledStep:
             if self._pages is not None:
                 self._pages.settle()  # before the memory goes that is written to
             traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
-            if self.plan.updates == "early" and keep and interrupt.holding:
+            if self.plan.updates == "early" and keep and interrupt.holding and not self._accumulates_only:
                 raise InternalError(
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
@@ -243,10 +252,14 @@ class CompiledStep:
                 undo.take_back()
                 self._put_back_states(before)
             interrupt.release()
-        if keep:
+        if keep and not self._accumulates_only:
             for op in program.updates:
                 self._parameter(op).grad = None
         return result
+
+    def bound(self) -> dict[int, torch.Tensor]:
+        """The lasting tensors that the step reads, as they are now: parameters, buffers, externals, constants."""
+        return dict(zip(self._program.held, (bind() for bind in self._binders), strict=True))
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
@@ -292,6 +305,10 @@ class CompiledStep:
         states: list[update.State] = []
         fresh: list[bool] = []
         for op in program.updates:
+            if op.kind == ACCUMULATE:
+                states.append({"weight": self.weight})
+                fresh.append(self.starts)
+                continue
             parameter = self._parameter(op)
             stateless = self._kind == "sgd" and len(op.args) == 2
             if not stateless:
@@ -322,6 +339,8 @@ class CompiledStep:
         """The updates of the graph are those of this optimizer, parameter by parameter and state by state."""
         trained = {one.path: one for one in optimizers.trained(self._optimizer)}
         for op in self._program.updates:
+            if op.kind == ACCUMULATE:
+                continue
             one = trained.get("{}.{}".format(*_place(op)))
             steps = ("step",) if one is not None and one.counts_steps else ()
             keys = {self.graph.sources[t].path.rpartition(".")[2] for t in op.reads[2:]}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -29,16 +29,19 @@ from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
+from edgetrain.graph.mean_loss import sample_items
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget, parse_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.plan import Exact, Plan
+from edgetrain.plan.micro_batches import least_time
+from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import check_planner
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
+from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 
 T = TypeVar("T")
 StepFormat = Literal["auto", "preserve", "channels_last"]
@@ -58,6 +61,8 @@ class Options:
     process_memory_bytes: int | None = None
     planner: str = "auto"
     plan_time_s: float = 10.0
+    micro_batches: int | Literal["auto"] = 1
+    allow_inexact: bool = False
 
     def __post_init__(self) -> None:
         check_planner(self.planner)
@@ -66,6 +71,16 @@ class Options:
         if self.clip_norm is not None:
             _above_0("clip_norm", self.clip_norm)
         _above_0("plan_time_s", self.plan_time_s)
+        given = self.micro_batches
+        if given != "auto" and not (type(given) is int and given >= 1):
+            raise UserError(
+                "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(given)
+            )
+        if given != 1 and self.clip_norm is not None:
+            raise UserError(
+                "clip_norm cannot be kept in micro-batches: the norm is known only when the last gradient is added up",
+                next_step="leave out clip_norm or micro_batches",
+            )
         needs = self.memory_bytes is None and self.process_memory_bytes is None
         if needs and self.planner not in ("auto", "keep-all"):
             raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
@@ -77,8 +92,12 @@ class Options:
 
 @dataclass(frozen=True)
 class _Variant:
-    step: CompiledStep
+    step: CompiledStep | MicroStep
     captured: Captured
+
+    @property
+    def plan(self) -> Plan:
+        return self.step.plan
 
 
 def prepare(
@@ -97,6 +116,8 @@ def prepare(
     keep_memory: bool = True,
     use_cache: bool = True,
     plan_time_s: float = 10.0,
+    micro_batches: int | Literal["auto"] = 1,
+    allow_inexact: bool = False,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
@@ -112,12 +133,16 @@ def prepare(
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
+    micro_batches: take each batch in so many parts, add their gradients up and update once; "auto": as many as take the
+    least time within the budget. The loss must be a mean over samples, which is verified. The numbers are then those of
+    the whole batch but for rounding; where batch norm or dropout make them others, that is refused, unless
+    allow_inexact=True.
     """
     options = Options(
         unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
         None if memory is None else parse_bytes(memory),
         None if process_memory is None else parse_bytes(process_memory),
-        planner, plan_time_s,
+        planner, plan_time_s, micro_batches, allow_inexact,
     )  # fmt: skip
     step = Step(model, loss, optimizer, options)
     step.compiled(*check_example(example))
@@ -160,8 +185,15 @@ class Step:
     ) -> None:
         self._model, self._loss, self._optimizer, self._options = model, loss, optimizer, options
         self._variants: dict[Any, _Variant] = {}
-        self._last: CompiledStep | None = None
+        self._last: CompiledStep | MicroStep | None = None
         self._channels_last = True  # until a kernel shows that it does not keep that layout
+        apart = options.process_memory_bytes is not None
+        self._micro = MicroBatches(
+            Work(
+                model, loss, optimizer, self._capture, self._plan, self._compile,
+                allow_inexact=options.allow_inexact, apart=apart,
+            )
+        )  # fmt: skip
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         result = self._try(batch, lambda step: step(*batch))
@@ -201,11 +233,11 @@ class Step:
         return self._used.source
 
     @property
-    def _used(self) -> CompiledStep:
+    def _used(self) -> CompiledStep | MicroStep:
         assert self._last is not None  # prepare compiles the example before it hands a step out
         return self._last
 
-    def compiled(self, *batch: Any) -> CompiledStep:
+    def compiled(self, *batch: Any) -> CompiledStep | MicroStep:
         """The compiled step for batches of this shape; captured now if it is new."""
         key = self._key(check_example(batch))
         variant = self._variants.pop(key, None)
@@ -217,7 +249,7 @@ class Step:
         self._last = variant.step
         return variant.step
 
-    def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep], T]) -> T:
+    def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep | MicroStep], T]) -> T:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
         while True:
             try:
@@ -228,6 +260,7 @@ class Step:
                         raise
                     self._channels_last = False  # plain layouts are foretold better
             self._variants.clear()
+            self._micro.forget()
 
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
@@ -246,6 +279,23 @@ class Step:
         )
 
     def _new(self, batch: tuple[Any, ...]) -> _Variant:
+        count = self._options.micro_batches
+        if count == 1 or (count == "auto" and self._options.keeps_all):
+            return self._whole(batch)
+        samples, _ = sample_items(batch)
+        if count != "auto":
+            return self._in_parts(batch, min(count, samples))
+        return least_time(samples, lambda count: self._in_parts(batch, count))
+
+    def _in_parts(self, batch: tuple[Any, ...], count: int) -> _Variant:
+        return self._whole(batch) if count <= 1 else _Variant(*self._micro.step(batch, count))
+
+    def _whole(self, batch: tuple[Any, ...]) -> _Variant:
+        part = self._capture(batch)
+        plan, costs = self._plan(part.graph, part.exact)
+        return _Variant(self._compile(part.graph, plan, part.captured.externals, costs), part.captured)
+
+    def _capture(self, batch: tuple[Any, ...]) -> Part:
         memory_format = self._memory_format(batch)
 
         def capture() -> Captured:
@@ -266,28 +316,30 @@ class Step:
             graph = fuse_batch_norm(graph)
             if trains_unfused(graph):
                 self._channels_last = False
-                return self._new(batch)
-        plan, costs = self._plan(graph, self._exact(memory_format))
-        step = CompiledStep(
-            graph,
-            plan,
-            self._model,
-            self._optimizer,
-            captured.externals,
-            check_finite=self._options.check_finite,
-            costs=costs,
-        )
-        return _Variant(step, captured)
+                return self._capture(batch)
+        return Part(graph, captured, self._exact(memory_format))
 
-    def _plan(self, graph: Graph, exact: Exact) -> tuple[Plan, Costs | None]:
+    def _compile(
+        self, graph: Graph, plan: Plan, externals: Mapping[str, torch.Tensor], costs: Costs | None
+    ) -> CompiledStep:
+        return CompiledStep(
+            graph, plan, self._model, self._optimizer, externals, check_finite=self._options.check_finite, costs=costs
+        )
+
+    def _plan(
+        self, graph: Graph, exact: Exact, updates: Updates | None = None, beside_bytes: int = 0
+    ) -> tuple[Plan, Costs | None]:
+        """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget."""
         options = self._options
-        plain = keep_all(graph, early=not options.check_finite, exact=exact)
+        plain = keep_all(graph, updates=updates, early=not options.check_finite, exact=exact)
         if options.keeps_all:
             return plain, None
         memory_bytes, most_bytes = options.memory_bytes, None
+        if memory_bytes is not None:
+            memory_bytes = max(1, memory_bytes - beside_bytes)
         if options.process_memory_bytes is not None:
             there = bool(self._optimizer.state)
-            left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there)
+            left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
         costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes)
@@ -298,7 +350,7 @@ class Step:
                 use_cache=options.use_cache, solver_bytes=most_bytes,
             )  # fmt: skip
         except Infeasible as answer:
-            if options.process_memory_bytes is None or memory_bytes == options.memory_bytes:
+            if options.process_memory_bytes is None or memory_bytes != left:
                 raise
             raise in_process(answer, left, options.process_memory_bytes) from None
         return made, costs

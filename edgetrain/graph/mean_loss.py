@@ -1,0 +1,256 @@
+"""Is the loss a mean over samples? What the structure of the forward pass tells.
+
+In:  the step captured twice, over two and over three samples.
+Out: nothing, or a `UserError` that names the op that stands in the way; and `Check`s: what must hold of the values of a
+     batch, which only a run can tell.
+
+A dimension whose size differs between the two captures is one of samples. With that, each value of the forward pass
+that depends on the batch is
+
+    by sample    one dimension of samples                     x [2, 8] and [3, 8]
+    reduced      none: the samples were taken together        a scalar, or [8]
+    crossed      two: samples are compared with each other    [2, 2] and [3, 3], as in a contrastive loss
+
+and the loss is a mean, up to a factor that a test with numbers finds (run/mean_test.py), where
+
+- nothing is crossed;
+- values by sample become reduced by sums and means alone, among them those of the known losses, without class weights
+  (they divide by the weights of the labels that there are);
+- what is reduced is only added, or multiplied by what does not depend on the batch; it meets values by sample nowhere;
+- where it is divided by a count of the samples that count (labels that are not ignored), all of them count: a `Check`.
+
+What this cannot see is a kernel that mixes samples and keeps their dimension: batch norm, a softmax over samples, a
+roll. The test with numbers sees those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from edgetrain.errors import UserError
+from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
+
+_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+_MEAN, _SUM = 1, 2  # torch's numbers of the reductions
+# Losses that reduce by themselves, and where in their arguments they are told how.
+_LOSSES = {
+    "nll_loss_forward": 3, "nll_loss2d_forward": 3, "mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2,
+    "binary_cross_entropy": 3, "soft_margin_loss": 2,
+}  # fmt: skip
+_REDUCES = {"sum", "mean"}
+# Linear in all that they read. (Views are, too.)
+_LINEAR = {"add", "sub", "rsub", "neg", "clone", "_to_copy", "copy", "stack", "cat", "sum", "mean", "expand", "detach"}
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "norm.statistics", "batch_norm_with_update")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What must hold of a tensor in each micro-batch: no value is `ignored`, or, where that is None, every one is 1.
+
+    ops: those that make the tensor from the batch, in order.
+    """
+
+    tensor: int
+    ignored: int | None
+    ops: tuple[int, ...]
+    module: str
+
+
+def require_mean(two: Graph, three: Graph) -> None:
+    """UserError where the structure of the loss is not that of a mean over samples. The captures of two and of three
+    samples."""
+    _Pair(two, three).require()
+
+
+def inexact(graph: Graph) -> tuple[str, ...]:
+    """What in the step depends on how a batch is cut into micro-batches, in words."""
+    found: dict[str, None] = {}
+    for op in graph.ops:
+        where = f" in {op.module}" if op.module else ""
+        if op.random:
+            found[f"random numbers{where} ({_short(op)}), which are drawn anew for each micro-batch"] = None
+        elif op.phase == "forward" and any(graph.storages[s].role in PERSISTENT for s in op.writes):
+            what = "batch norm in training mode" if _is_batch_norm(op) else f"a buffer that {_short(op)} changes"
+            found[f"{what}{where}"] = None
+    return tuple(found)
+
+
+def batch_norms(graph: Graph) -> tuple[str, ...]:
+    """The modules that normalise by the statistics of the batch, running statistics or not."""
+    return tuple(dict.fromkeys(op.module or _short(op) for op in graph.ops if _is_batch_norm(op)))
+
+
+def checks(graph: Graph) -> tuple[Check, ...]:
+    """What is to be looked at before each micro-batch runs."""
+    return tuple(_Flow(graph).checks())
+
+
+def _is_batch_norm(op: Op) -> bool:
+    return _short(op) in _BATCH_NORMS and op.phase == "forward" and not (len(op.args) > 5 and op.args[5] is False)
+
+
+def _short(op: Op) -> str:
+    space, _, name = op.kind.partition(".")
+    return name if space == "edgetrain" else name.partition(".")[0]
+
+
+def _refused(op: Op, what: str) -> UserError:
+    where = f" in {op.module}" if op.module else " in the loss"
+    return UserError(
+        f"the loss is not a mean over samples that micro-batches could take part by part: {op.name}{where} {what}",
+        expected="a loss that is the mean, over the samples, of something of each sample alone "
+        "(terms that do not depend on the batch may be added)",
+        next_step="train without micro_batches, or write the loss as such a mean",
+    )
+
+
+class _Flow:
+    """What depends on the batch in the forward pass of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ops = [(number, op) for number, op in enumerate(graph.ops) if op.phase == "forward"]
+        self.maker = {t: number for number, op in self.ops for t in op.creates}
+        self.batch = self._reached(lambda t: graph.role(t) == "input")
+        # What a parameter, a buffer or a random number has part in.
+        self.trained = self._reached(lambda t: graph.role(t) in ("parameter", "buffer", "state"))
+
+    def _reached(self, begins: Callable[[int], bool]) -> set[int]:
+        """The storages that depend on those lasting tensors, or on random numbers."""
+        found = {self.graph.tensors[t].storage for t in self.graph.sources if begins(t)}
+        for _, op in self.ops:
+            read = {self.graph.tensors[t].storage for t in op.reads}
+            if read & found or op.random:
+                found |= {self.graph.tensors[t].storage for t in op.creates} | set(op.writes)
+        return found
+
+    def depends(self, t: int) -> bool:
+        return self.graph.tensors[t].storage in self.batch
+
+    def checks(self) -> Iterator[Check]:
+        for number, op in self.ops:
+            labels = op.args[1] if op.kind in _NLL and op.args[3] == _MEAN else None
+            if isinstance(labels, Ref) and self.depends(labels.tensor):
+                ignored = op.args[4]
+                assert isinstance(ignored, int)
+                yield self._check(number, labels.tensor, ignored)
+            counted = self.counted(number)
+            if counted is not None:
+                yield self._check(number, counted, None)
+
+    def counted(self, number: int) -> int | None:
+        """The tensor whose sum the op divides by, where that is made of the batch alone: a mask."""
+        op = self.graph.ops[number]
+        if _short(op) != "div" or len(op.args) < 2 or not isinstance(op.args[1], Ref):
+            return None
+        t = op.args[1].tensor
+        while self.depends(t) and t in self.maker and self.graph.tensors[t].storage not in self.trained:
+            made = self.graph.ops[self.maker[t]]
+            if _short(made) == "sum" and made.kind.endswith(".default"):
+                return made.reads[0]
+            if not (made.view or _short(made) in ("_to_copy", "clone")) or len(made.reads) != 1:
+                return None
+            t = made.reads[0]
+        return None
+
+    def _check(self, at: int, t: int, ignored: int | None) -> Check:
+        op = self.graph.ops[at]
+        if self.graph.tensors[t].storage in self.trained:
+            raise _refused(op, "takes labels or a mask that depend on parameters, buffers or random numbers")
+        needed, ops = {self.graph.tensors[t].storage}, []
+        for number, made in reversed(self.ops):
+            touched = {self.graph.tensors[o].storage for o in made.creates} | set(made.writes)
+            if touched & needed and number < at:
+                ops.append(number)
+                needed |= {self.graph.tensors[r].storage for r in made.reads}
+        return Check(t, ignored, tuple(reversed(ops)), op.module)
+
+
+class _Pair:
+    """The same step over two and over three samples."""
+
+    def __init__(self, two: Graph, three: Graph) -> None:
+        self.graph, self.other = two, three
+        self.flow = _Flow(two)
+        self.same: dict[int, int] = {}  # tensor of one → the same of the other
+
+    def require(self) -> None:
+        self._align()
+        used = {t for _, op in self.flow.ops for t in op.reads} | {self.graph.loss}
+        for number, op in self.flow.ops:
+            for t in op.creates:
+                if len(self.samples(t)) > 1 and self.flow.depends(t):
+                    raise _refused(op, "compares samples with each other")
+            if _is_batch_norm(op):
+                continue  # the test with numbers tells; instance norm runs this kernel too, and mixes nothing
+            read = [t for t in op.reads if self.flow.depends(t)]
+            reduced = [t for t in read if not self.samples(t)]
+            if reduced and len(reduced) < len(read):
+                raise _refused(op, "brings what was taken over all samples back to each of them")
+            if reduced and not self._linear(number, op):
+                raise _refused(op, "is not linear in what was taken over all samples")
+            made = [t for t in op.creates if t in used and self.flow.depends(t) and not self.samples(t)]
+            if made and read and not reduced:
+                self._require_reduction(op)
+        if not self.flow.depends(self.graph.loss):
+            raise UserError("the loss does not depend on the batch", next_step="train without micro_batches")
+
+    def _align(self) -> None:
+        at = {source: t for t, source in self.other.sources.items()}
+        self.same = {t: at[source] for t, source in self.graph.sources.items() if source in at}
+        others = [op for op in self.other.ops if op.phase == "forward"]
+        mine = [op for _, op in self.flow.ops]
+        for a, b in zip(mine, others, strict=False):
+            if a.kind != b.kind or len(a.outputs) != len(b.outputs):
+                raise self._other(a)
+            self.same |= {x: y for x, y in zip(a.outputs, b.outputs, strict=True) if x is not None and y is not None}
+        if len(mine) != len(others):
+            raise self._other(mine[-1])
+
+    def _other(self, op: Op) -> UserError:
+        return UserError(
+            f"the model computes two samples otherwise than three (from {op.name} of {op.module or 'the loss'} on), so it "
+            "cannot be told whether its loss is a mean over samples",
+            next_step="train without micro_batches",
+        )
+
+    def samples(self, t: int) -> tuple[int, ...]:
+        """The dimensions of samples of a tensor."""
+        a = self.graph.tensors[t].shape
+        b = self.other.tensors[self.same[t]].shape if t in self.same else a
+        if len(a) != len(b):
+            return tuple(range(len(a)))
+        return tuple(d for d, (n, m) in enumerate(zip(a, b, strict=True)) if n != m)
+
+    def _linear(self, number: int, op: Op) -> bool:
+        """In all that depends on the batch."""
+        name = _short(op)
+        read = [a.tensor for a in op.args if isinstance(a, Ref)]
+        by = [self.flow.depends(t) for t in read]
+        if name == "mul":
+            return sum(by) == 1
+        if name == "div" and not op.kind.endswith("_mode"):
+            return not any(by[1:]) or self.flow.counted(number) is not None
+        return op.view or name.removesuffix("_") in _LINEAR
+
+    def _require_reduction(self, op: Op) -> None:
+        name = _short(op)
+        if name in _LOSSES:
+            how = op.args[_LOSSES[name]] if len(op.args) > _LOSSES[name] else _MEAN
+            if op.kind in _NLL and op.args[2] is not None and how == _MEAN:
+                raise _refused(op, "has class weights, so it divides by the weights of the labels that there are")
+            if how in (_MEAN, _SUM):
+                return
+        if name not in _REDUCES:
+            raise _refused(op, "takes samples together otherwise than by a sum or a mean")
+
+
+def sample_items(batch: Sequence[object]) -> tuple[int, tuple[int, ...]]:
+    """The number of samples of a batch, and the positions of the tensors that are cut: those with as many rows as the
+    first tensor has."""
+    shapes = [(position, tuple(getattr(item, "shape", ()))) for position, item in enumerate(batch)]
+    first = next((shape for _, shape in shapes if shape), None)
+    if first is None:
+        raise UserError("the batch has no tensor with a dimension of samples", next_step="train without micro_batches")
+    return first[0], tuple(position for position, shape in shapes if shape and shape[0] == first[0])

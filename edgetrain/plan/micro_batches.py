@@ -1,0 +1,215 @@
+"""Plans of a step that takes its batch in micro-batches.
+
+In:  the graphs of its micro-batches (graph/accumulate.py), what their ops cost, a budget.
+Out: `MicroPlan`: a plan for each of the graphs, under the same budget, and what they come to together.
+
+    bytes  │ parameters, state, accumulators, the whole batch, copies to take the step back      the same all the time
+           │   ▟▙    ▟▙    ▟▙    ▟█▙
+           └──────────────────────────  accumulating, accumulating, accumulating, ending
+
+Slices differ by one sample at most, the larger ones first, so there are at most two sizes and three graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from edgetrain.errors import Infeasible, UserError
+from edgetrain.graph.ir import PERSISTENT, Graph
+from edgetrain.plan import plan as plans
+from edgetrain.plan.budget import show_bytes
+from edgetrain.plan.plan import Exact, Plan
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class MicroGraphs:
+    """
+    sizes:        the samples of each micro-batch, in order.
+    accumulating: samples → the graph of a micro-batch of as many that is not the last.
+    ending:       the graph of the last one.
+    """
+
+    sizes: tuple[int, ...]
+    accumulating: Mapping[int, Graph]
+    ending: Graph
+
+
+@dataclass(frozen=True)
+class MicroPlan(Plan):
+    """The plan of a step in micro-batches. Its schedule is that of the last one, which makes the updates; the amounts
+    are those of the whole step: `peak_bytes` the most that it ever holds, times and energy the sums.
+
+    sizes: the samples of each micro-batch, in order. accumulating: samples → the plan of a micro-batch that is not the
+    last. ending: the plan of the last. (`undo_bytes` counts the copies of what the forward pass changes once more: they
+    are kept from the first micro-batch to the last.)
+    """
+
+    sizes: tuple[int, ...] = ()
+    accumulating: tuple[tuple[int, Plan], ...] = ()
+    ending: Plan | None = None
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """The plan of each micro-batch, in order."""
+        assert self.ending is not None
+        plan_of = dict(self.accumulating)
+        return (*(plan_of[size] for size in self.sizes[:-1]), self.ending)
+
+    def __str__(self) -> str:
+        most, least = max(self.sizes), min(self.sizes)
+        of = f"{most}" if most == least else f"{least} to {most}"
+        plain = super().__str__()
+        again = sum(len(part.recomputed) for part in self.parts)
+        more = f" ({again} ops again in all)" if again else ""
+        return f"{len(self.sizes)} micro-batches of {of} samples{more}; {plain}"
+
+    def save(self, path: str | Path) -> None:
+        assert self.ending is not None
+        told = {
+            "edgetrain plan in micro-batches": SCHEMA,
+            "sizes": list(self.sizes),
+            "undo_bytes": self.undo_bytes,
+            "accumulating": [[size, plans.to_json(plan)] for size, plan in self.accumulating],
+            "ending": plans.to_json(self.ending),
+        }
+        Path(path).write_text(json.dumps(told), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> MicroPlan:
+        try:
+            return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise UserError(f"there is no plan file {path}") from error
+        except OSError as error:
+            raise UserError(f"the plan file {path} cannot be read", received=str(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{path} is not a plan in micro-batches", received=f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _from_json(data: dict[str, Any]) -> MicroPlan:
+    if data["edgetrain plan in micro-batches"] != SCHEMA:
+        raise ValueError(f"schema {data['edgetrain plan in micro-batches']!r}, expected {SCHEMA}")
+    sizes = tuple(data["sizes"])
+    accumulating = {size: plans.from_json(one) for size, one in data["accumulating"]}
+    if not sizes or not all(type(n) is int and n > 0 for n in (*sizes, *accumulating)):
+        raise ValueError(f"sizes are {sizes}")
+    if set(sizes[:-1]) != set(accumulating):
+        raise ValueError("there is not one plan for each size")
+    ending = plans.from_json(data["ending"])
+    kept = data["undo_bytes"] - ending.undo_bytes
+    if type(kept) is not int or kept < 0:
+        raise ValueError(f"undo_bytes is {data['undo_bytes']!r}")
+    return together(sizes, accumulating, ending, kept_bytes=kept)
+
+
+def together(sizes: tuple[int, ...], accumulating: Mapping[int, Plan], ending: Plan, *, kept_bytes: int) -> MicroPlan:
+    """What the plans of the micro-batches come to. kept_bytes: `kept_bytes(graph)`."""
+    parts = [*(accumulating[size] for size in sizes[:-1]), ending]
+    of_ending = {f.name: getattr(ending, f.name) for f in fields(Plan)}
+    return MicroPlan(
+        **of_ending
+        | {
+            "peak_bytes": max(part.peak_bytes for part in parts) + kept_bytes,
+            "undo_bytes": ending.undo_bytes + kept_bytes,
+            "time_s": _sum([part.time_s for part in parts]),
+            "energy_j": _sum([part.energy_j for part in parts]),
+            "keep_all_time_s": _sum([part.keep_all_time_s for part in parts]),
+            "bound": None,
+        },
+        sizes=sizes,
+        accumulating=tuple(accumulating.items()),
+        ending=ending,
+    )
+
+
+def _sum(amounts: list[float | None]) -> float | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None
+
+
+def sizes_of(samples: int, count: int) -> tuple[int, ...]:
+    """The samples cut into so many micro-batches, or one for each sample where there are fewer."""
+    count = min(count, samples)
+    each, more = divmod(samples, count)
+    return (each + 1,) * more + (each,) * (count - more)
+
+
+def counts(samples: int) -> list[int]:
+    """The numbers of micro-batches that are tried: 1, 2, 4, … and one for each sample."""
+    found, count = [], 1
+    while count < samples:
+        found.append(count)
+        count *= 2
+    return [*found, samples]
+
+
+def kept_bytes(graph: Graph) -> int:
+    """What is copied before the first micro-batch, so that a later one that fails takes all of them back: what the
+    forward pass changes that lasts."""
+    changed = {s for op in graph.ops if op.phase == "forward" for s in op.writes}
+    return sum(graph.storages[s].n_bytes for s in changed if graph.storages[s].role in PERSISTENT)
+
+
+def exactness(exact: Exact, reasons: tuple[str, ...]) -> Exact:
+    """Sums over micro-batches round otherwise than sums over the batch. reasons: `mean_loss.inexact`."""
+    return "no" if reasons or exact == "no" else "rounding"
+
+
+class Made(Protocol):
+    @property
+    def plan(self) -> Plan: ...
+
+
+T = TypeVar("T", bound=Made)
+
+
+def least_time(samples: int, attempt: Callable[[int], T]) -> T:
+    """The number of micro-batches whose plan takes the least time, of those that were tried and keep the budget.
+
+    attempt: a number of micro-batches → what was made, or Infeasible.
+
+    More micro-batches are tried until one needs nothing twice: from there on they only make kernels less efficient.
+    """
+    found: list[T] = []
+    last: Infeasible | None = None
+    for count in counts(samples):
+        try:
+            made = attempt(count)
+        except Infeasible as answer:
+            last = answer if last is None or answer.smallest_bytes < last.smallest_bytes else last
+            continue
+        found.append(made)
+        if not any(part.recomputed or part.paged for part in parts_of(made.plan)):
+            break
+    if found:
+        return min(found, key=lambda made: made.plan.time_s or 0.0)
+    assert last is not None  # one was tried
+    raise last
+
+
+def parts_of(plan: Plan) -> tuple[Plan, ...]:
+    return plan.parts if isinstance(plan, MicroPlan) else (plan,)
+
+
+def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasible:
+    """The same answer for a step in micro-batches."""
+    first, *rest = str(answer).splitlines()
+    smallest, bound = answer.smallest_bytes + kept, answer.bound_bytes + kept
+    rest = [line for line in rest if not line.startswith("  next step")]
+    fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
+    return Infeasible(
+        "\n".join((
+            f"with {len(sizes)} micro-batches of {max(sizes)} samples {first}", *rest,
+            f"  next step: ask for {smallest} bytes ({show_bytes(smallest)}) or more{fewer}",
+        )),
+        smallest_bytes=smallest, bound_bytes=bound, op=answer.op, alive=answer.alive,
+        least_time_s=answer.least_time_s, least_energy_j=answer.least_energy_j,
+    )  # fmt: skip

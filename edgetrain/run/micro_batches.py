@@ -1,0 +1,333 @@
+"""A step that takes its batch in micro-batches: gradients are added up, and the last one updates.
+
+In:  how to capture, plan and compile a slice of the batch (`Work`, from run/step.py), the number of micro-batches.
+Out: `MicroStep`, which one calls as a `CompiledStep`: it trains in place, or, if anything raises in any of its
+     micro-batches, changes nothing.
+
+    copy what the forward passes will change; look at the labels
+    for each slice of the batch:    accumulating(slice)      sums ← its part of the gradients
+    the last slice:                 ending(slice)            sums, then updates
+    → the loss, its mean over all samples
+
+Before that, once for each model and loss: is the loss a mean over samples (`require_exact`)?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgetrain import child
+from edgetrain.costs.table import Costs
+from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
+from edgetrain.graph import mean_loss
+from edgetrain.graph.accumulate import accumulating, accumulators, ending
+from edgetrain.graph.capture import Captured
+from edgetrain.graph.ir import Atom, Graph, Ref, Value
+from edgetrain.graph.mean_loss import Check, sample_items
+from edgetrain.native import arena
+from edgetrain.ops import call
+from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
+from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.mean_test import why_no_mean
+from edgetrain.run.memory import MemoryTrace
+from edgetrain.run.undo import Undo
+
+Batch = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of a batch, captured."""
+
+    graph: Graph
+    captured: Captured
+    exact: Exact
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step does for each slice.
+
+    capture: a batch → its graph. plan: a graph, how exact it is, where its updates stand (None: as is best) and the
+    bytes that the step holds beside → a plan, and the costs that it was made with. compiled: the rest.
+    """
+
+    model: nn.Module
+    loss: Callable[..., torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    capture: Callable[[Batch], Part]
+    plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]]
+    compiled: Callable[[Graph, Plan, Mapping[str, torch.Tensor], Costs | None], CompiledStep]
+    allow_inexact: bool = False
+    apart: bool = False  # the process is short of memory: test the loss in a process of its own
+
+
+@dataclass
+class MicroBatches:
+    """Makes the steps of one model, loss and optimizer, whatever the sizes of their batches. They share accumulators."""
+
+    work: Work
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    reasons: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # by what a capture depends on
+    parts: dict[Any, Part] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """What was captured: the step is about to capture again."""
+        self.parts.clear()
+        self.reasons.clear()
+
+    def graphs(self, batch: Batch, count: int) -> tuple[MicroGraphs, Captured, Exact]:
+        """The batch cut into so many micro-batches, each size of them captured once."""
+        samples, cut = sample_items(batch)
+        sizes = sizes_of(samples, count)
+        shapes = {position: tuple(batch[position].shape) for position in cut}
+        part_of = {size: self.part(tuple(i[:size] if p in cut else i for p, i in enumerate(batch))) for size in sizes}
+        last = part_of[sizes[-1]]
+        made = MicroGraphs(
+            sizes,
+            {size: accumulating(part_of[size].graph, shapes) for size in sizes[:-1]},
+            ending(last.graph, shapes),
+        )
+        return made, last.captured, last.exact
+
+    def part(self, batch: Batch) -> Part:
+        key = tuple((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in batch)
+        if key not in self.parts or self.parts[key].captured.walk.changed():
+            self.parts[key] = self.work.capture(batch)
+        return self.parts[key]
+
+    def step(self, batch: Batch, count: int) -> tuple[MicroStep, Captured]:
+        reasons = self.exact_or_why(batch)
+        graphs, captured, exact = self.graphs(batch, count)
+        exact = exactness(exact, reasons)
+        kept = kept_bytes(graphs.ending)
+        planned = self._planned(graphs, exact, kept)
+        plan = together(
+            graphs.sizes, {size: planned[size][0] for size in graphs.accumulating}, planned[0][0], kept_bytes=kept
+        )
+        externals = {**captured.externals, **self._sums(graphs.ending)}
+        steps = {
+            size: self.work.compiled(graph, planned[size][0], externals, planned[size][1])
+            for size, graph in graphs.accumulating.items()
+        }
+        last = self.work.compiled(graphs.ending, planned[0][0], externals, planned[0][1])
+        return MicroStep(plan, steps, last, sample_items(batch)[1]), captured
+
+    def _planned(self, graphs: MicroGraphs, exact: Exact, kept: int) -> dict[int, tuple[Plan, Costs | None]]:
+        """Samples → the plan of such a micro-batch; 0 → that of the last."""
+        found: dict[int, tuple[Plan, Costs | None]] = {}
+        failed: Infeasible | None = None
+        for size, graph in ((0, graphs.ending), *graphs.accumulating.items()):
+            updates: Updates | None = "early" if size else None  # nothing that a caller sees changes in those
+            try:
+                found[size] = self.work.plan(graph, exact, updates, kept)
+            except Infeasible as answer:
+                failed = answer if failed is None or answer.smallest_bytes > failed.smallest_bytes else failed
+        if failed is not None:
+            raise infeasible(failed, graphs.sizes, kept) from None
+        return found
+
+    def _sums(self, graph: Graph) -> dict[str, torch.Tensor]:
+        """The accumulators, made once. Where there is optimizer state, they are the only ones still to come."""
+        for name, (group, index) in accumulators(graph).items():
+            parameter = self.work.optimizer.param_groups[group]["params"][index].detach()
+            there = self.sums.get(name)
+            if there is None or there.shape != parameter.shape or there.dtype != parameter.dtype:
+                self.sums[name] = torch.empty_like(parameter, memory_format=torch.preserve_format)
+        return self.sums
+
+    def exact_or_why(self, batch: Batch) -> tuple[str, ...]:
+        """What makes the numbers others than those of the whole batch, if that is allowed; a UserError if it is not,
+        or if the loss is no mean over samples."""
+        samples, cut = sample_items(batch)
+        rows = tuple(
+            (i.shape[1:], i.dtype) if p in cut else i.shape if isinstance(i, torch.Tensor) else i
+            for p, i in enumerate(batch)
+        )
+        key = (rows, tuple(module.training for module in self.work.model.modules()))
+        if key not in self.reasons:
+            two, three = (self.part(_picked(batch, cut, n)).captured.graph for n in (2, 3))
+            self.reasons[key] = self._require_mean(two, three, batch, cut)
+        return self.reasons[key]
+
+    def _require_mean(self, two: Graph, three: Graph, batch: Batch, cut: Sequence[int]) -> tuple[str, ...]:
+        mean_loss.require_mean(two, three)
+        reasons = mean_loss.inexact(two)
+        why = None if reasons else self._tested(batch, cut, evaluate=False)
+        if why is not None and mean_loss.batch_norms(two):
+            reasons = tuple(f"batch norm in training mode in {name}" for name in mean_loss.batch_norms(two))
+        if reasons and not self.work.allow_inexact:
+            raise UserError(
+                "micro-batches would give other numbers than the whole batch: the step has " + "; ".join(reasons[:3])
+                + ("; …" if len(reasons) > 3 else ""),
+                expected="a step in which each sample is computed alone",
+                next_step="train without micro_batches, put those modules in eval mode, or accept other numbers with "
+                "allow_inexact=True",
+            )  # fmt: skip
+        if reasons:
+            why = self._tested(batch, cut, evaluate=True)
+        if why is not None:
+            raise UserError(
+                "the loss is not a mean over samples, so micro-batches would train otherwise than the whole batch",
+                expected="loss and gradients of a batch that are the mean of those of its parts, weighted by samples",
+                received=why,
+                next_step="train without micro_batches, or write the loss as a mean over samples",
+            )
+        return reasons
+
+    def _tested(self, batch: Batch, cut: Sequence[int], *, evaluate: bool) -> str | None:
+        def test() -> str | None:
+            return why_no_mean(self.work.model, self.work.loss, batch, cut, evaluate=evaluate)
+
+        def alone() -> str | None:
+            torch.set_num_threads(1)  # the threads of this process are not there in its copy
+            return test()
+
+        try:
+            if self.work.apart:
+                try:
+                    found: str | None = child.forked(alone)
+                    return found
+                except InternalError:
+                    pass  # what goes wrong goes wrong again here
+            return test()
+        except EdgetrainError:
+            raise
+        except Exception as error:
+            first = str(error).strip().splitlines()
+            raise UserError(
+                "the loss cannot be run on single samples of the batch, so it cannot be told whether it is a mean over "
+                "them",
+                received=f"{type(error).__name__}: {first[0] if first else ''}",
+                next_step="train without micro_batches, or let model and loss take batches of any size",
+            ) from error
+
+
+def _picked(batch: Batch, cut: Sequence[int], n: int) -> Batch:
+    """So many samples from the start of the batch, over again where there are fewer."""
+    rows = torch.arange(n) % len(batch[cut[0]])
+    return tuple(item[rows.to(item.device)] if p in cut else item for p, item in enumerate(batch))
+
+
+class MicroStep:
+    """One batch shape in micro-batches. What it offers is what `CompiledStep` does."""
+
+    def __init__(
+        self, plan: MicroPlan, accumulating: Mapping[int, CompiledStep], last: CompiledStep, cut: tuple[int, ...]
+    ) -> None:
+        self.plan = plan
+        self._accumulating, self._last, self._cut = accumulating, last, cut
+        self._checks = {id(step): mean_loss.checks(step.graph) for step in (*accumulating.values(), last)}
+        self._random = any(op.random for op in last.graph.ops)
+        self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step
+
+    @property
+    def graph(self) -> Graph:
+        """That of the last micro-batch."""
+        return self._last.graph
+
+    @property
+    def source(self) -> str:
+        """The micro-batches as Python text: one that accumulates, and the last."""
+        return "\n".join(step.source for step in (*self._accumulating.values(), self._last))
+
+    @property
+    def arena(self) -> arena.Recording | None:
+        """What the last micro-batch asked of the arena."""
+        return self._last.arena
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        parts = self._parts(batch)
+        for step, given, _ in parts:
+            self._look(step, given)
+        undo = Undo(random=self._random)
+        self._note_changed(undo)
+        done, total, most = self._last.completed, None, 0
+        try:
+            for number, (step, given, weight) in enumerate(parts):
+                step.weight, step.starts = weight, number == 0
+                value = step(*given) * weight
+                total = value if total is None else total + value
+                most = max(most, step.arena.most_bytes if step.arena is not None else 0)
+        except BaseException:
+            if self._last.completed == done:  # else the step is through, and what came is a signal that waited for it
+                undo.take_back()
+            raise
+        assert total is not None
+        self.most_bytes = most
+        return total
+
+    def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
+        """The gradient of each trained parameter over the whole batch, by name; nothing is changed."""
+        total: dict[str, torch.Tensor] = {}
+        for step, given, weight in self._parts(batch):
+            self._look(step, given)
+            for name, gradient in step.gradients(*given).items():
+                total[name] = gradient * weight if name not in total else total[name].add_(gradient, alpha=weight)
+        return total
+
+    def trace_memory(self, *batch: Any) -> MemoryTrace:
+        """That of the micro-batch that holds most; all is taken back."""
+        parts = {id(step): (step, given) for step, given, _ in self._parts(batch)}
+        traces = [step.trace_memory(*given) for step, given in parts.values()]
+        return max(traces, key=lambda trace: trace.peak_bytes)
+
+    def _parts(self, batch: Batch) -> list[tuple[CompiledStep, Batch, float]]:
+        """Each micro-batch: its step, its slice, which is a view of the batch, and its part of the samples."""
+        found: list[tuple[CompiledStep, Batch, float]] = []
+        sizes, start = self.plan.sizes, 0
+        for number, size in enumerate(sizes):
+            given = tuple(t[start : start + size] if p in self._cut else t for p, t in enumerate(batch))
+            step = self._last if number == len(sizes) - 1 else self._accumulating[size]
+            found.append((step, given, size / sum(sizes)))
+            start += size
+        return found
+
+    def _note_changed(self, undo: Undo) -> None:
+        """Copies of what the forward passes change, kept until the last micro-batch is through."""
+        graph = self._last.graph
+        changed = {s for op in graph.ops if op.phase == "forward" for s in op.writes}
+        for t, tensor in self._last.bound().items():
+            if graph.tensors[t].storage in changed:
+                undo.note(tensor)
+
+    def _look(self, step: CompiledStep, given: Batch) -> None:
+        """No label is ignored and no sample is masked: then the loss is a mean over all samples."""
+        for check in self._checks[id(step)]:
+            value = _computed(step.graph, check, given)
+            wrong = value == check.ignored if check.ignored is not None else value != 1
+            if bool(wrong.any()):
+                what = f"labels that are ignored ({check.ignored})" if check.ignored is not None else "masked samples"
+                raise UserError(
+                    f"the batch has {what}: the loss is then no mean over all samples, and micro-batches would weigh "
+                    "them wrongly; the model is as it was before",
+                    received=f"{int(wrong.sum())} of {wrong.numel()} in a micro-batch",
+                    next_step="leave such samples out of the batch, or train without micro_batches",
+                )
+
+
+def _computed(graph: Graph, check: Check, given: Batch) -> torch.Tensor:
+    """The tensor that the check is about: the item of the batch itself, or what a few ops make of it."""
+    values = {t: given[int(graph.sources[t].path)].detach() for t in graph.inputs}
+
+    def real(value: Value) -> Any:
+        if isinstance(value, Ref):
+            return values[value.tensor]
+        if isinstance(value, tuple):
+            return [real(item) for item in value]
+        if isinstance(value, Atom):
+            return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
+        return value
+
+    with torch.no_grad(), call.without_autocast():
+        for number in check.ops:
+            op = graph.ops[number]
+            made = call.resolve(op.kind)(*(real(a) for a in op.args), **{k: real(v) for k, v in op.kwargs})
+            values.update(zip(op.creates, made if isinstance(made, tuple | list) else (made,), strict=False))
+    return values[check.tensor]
