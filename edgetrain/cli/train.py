@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -18,6 +18,7 @@ from rich.table import Table
 from torch import nn
 
 from edgetrain.cli.graph import OPTIMIZERS
+from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
 from edgetrain.cli.output import Json, notes, print_json, results, stopped
 from edgetrain.errors import UserError
@@ -67,6 +68,8 @@ def train(
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans the step: {', '.join(PLANNERS)}.")] = "auto",
+    micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     threads: Annotated[int | None, typer.Option(help="Threads that kernels may use.", min=1)] = None,
     on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
     json: Json = False,
@@ -85,6 +88,7 @@ def train(
         raise typer.BadParameter(f"{on} is neither cpu nor cuda", param_hint="--on")
     if schedule not in ("constant", "cosine", "step"):
         raise typer.BadParameter(f"{schedule} is none of constant, cosine, step", param_hint="--schedule")
+    parts = number_of_micro_batches(micro_batches)
     resume = resume and _can_resume(out)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -108,6 +112,7 @@ def train(
             result = _run(
                 folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
                 memory=memory, process_memory=process_memory, planner=planner, resume=resume, given=given,
+                micro_batches=parts, allow_inexact=allow_inexact,
             )  # fmt: skip
     except KeyboardInterrupt:
         raise stopped(_how_to_go_on(folder, given)) from None
@@ -169,7 +174,7 @@ def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
 def _run(
     folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
     optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
-    planner: str, resume: bool, given: dict[str, Any],
+    planner: str, resume: bool, given: dict[str, Any], micro_batches: int | Literal["auto"], allow_inexact: bool,
 ) -> TrainResult:  # fmt: skip
     net.train()
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
@@ -179,8 +184,9 @@ def _run(
     def make_step() -> Any:
         with told_of_batch(given["model"], f"the data set {given['data']}", first):
             step = prepare(
-                net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner
-            )
+                net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner,
+                micro_batches=micro_batches, allow_inexact=allow_inexact,
+            )  # fmt: skip
         notes.print(f"step: {step.plan}")
         return step if place.type == "cpu" else lambda *batch: step(*_to(batch, place))
 
@@ -269,5 +275,5 @@ def _resume_command(given: dict[str, Any]) -> str:
     for key, value in given.items():
         if key in ("model", "weights", "resize_head") or value is None or value is False:
             continue
-        words += [f"--{key.replace('_', '-')}", str(value)]
+        words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join([*words, "--resume"])

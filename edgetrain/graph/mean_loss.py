@@ -37,10 +37,13 @@ _MEAN, _SUM = 1, 2  # torch's numbers of the reductions
 _LOSSES = {
     "nll_loss_forward": 3, "nll_loss2d_forward": 3, "mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2,
     "binary_cross_entropy": 3, "soft_margin_loss": 2,
+    "binary_cross_entropy_with_logits": 4,
 }  # fmt: skip
 _REDUCES = {"sum", "mean"}
 # Linear in all that they read. (Views are, too.)
 _LINEAR = {"add", "sub", "rsub", "neg", "clone", "_to_copy", "copy", "stack", "cat", "sum", "mean", "expand", "detach"}
+# What they make depends on the shape of what they read, and on nothing else of it.
+_SHAPE_ALONE = {"ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "norm.statistics", "batch_norm_with_update")
 
 
@@ -65,14 +68,17 @@ def require_mean(two: Graph, three: Graph) -> None:
 
 def inexact(graph: Graph) -> tuple[str, ...]:
     """What in the step depends on how a batch is cut into micro-batches, in words."""
+    norms = {op.module for op in graph.ops if _is_batch_norm(op)}
     found: dict[str, None] = {}
     for op in graph.ops:
         where = f" in {op.module}" if op.module else ""
         if op.random:
             found[f"random numbers{where} ({_short(op)}), which are drawn anew for each micro-batch"] = None
         elif op.phase == "forward" and any(graph.storages[s].role in PERSISTENT for s in op.writes):
-            what = "batch norm in training mode" if _is_batch_norm(op) else f"a buffer that {_short(op)} changes"
-            found[f"{what}{where}"] = None
+            if op.module in norms:  # its running statistics, or the count of its batches
+                found[f"batch norm in training mode{where}"] = None
+            else:
+                found[f"a tensor that {_short(op)}{where} changes, once for each micro-batch"] = None
     return tuple(found)
 
 
@@ -121,7 +127,7 @@ class _Flow:
         found = {self.graph.tensors[t].storage for t in self.graph.sources if begins(t)}
         for _, op in self.ops:
             read = {self.graph.tensors[t].storage for t in op.reads}
-            if read & found or op.random:
+            if (read & found and _short(op) not in _SHAPE_ALONE) or op.random:
                 found |= {self.graph.tensors[t].storage for t in op.creates} | set(op.writes)
         return found
 

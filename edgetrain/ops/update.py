@@ -160,7 +160,13 @@ def overwrites_gradient(graph: Graph) -> set[int]:
 
 
 def accumulate(
-    total: torch.Tensor, g: torch.Tensor, state: State, given: Settings | None, fresh: bool, scratch: bool, undo: Undo | None
+    total: torch.Tensor,
+    g: torch.Tensor,
+    state: State,
+    given: Settings | None,
+    fresh: bool,
+    scratch: bool,
+    undo: Undo | None,
 ) -> None:
     """Adds the gradient of one micro-batch to the sum, by its weight in `state`; the first one (`fresh`) starts it."""
     if undo is not None:

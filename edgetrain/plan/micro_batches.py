@@ -171,28 +171,35 @@ class Made(Protocol):
 T = TypeVar("T", bound=Made)
 
 
-def least_time(samples: int, attempt: Callable[[int], T]) -> T:
+class TooSmall(Infeasible):
+    """A bound says that no plan keeps the budget; nothing was searched, so `smallest_bytes` is that bound alone."""
+
+
+def least_time(samples: int, attempt: Callable[[int, bool], T]) -> T:
     """The number of micro-batches whose plan takes the least time, of those that were tried and keep the budget.
 
-    attempt: a number of micro-batches → what was made, or Infeasible.
+    attempt: a number of micro-batches → what was made, or Infeasible; or at once TooSmall, if the second argument asks
+    for that.
 
     More micro-batches are tried until one needs nothing twice: from there on they only make kernels less efficient.
     """
     found: list[T] = []
-    last: Infeasible | None = None
+    failed: list[tuple[int, Infeasible]] = []
     for count in counts(samples):
         try:
-            made = attempt(count)
+            made = attempt(count, True)
         except Infeasible as answer:
-            last = answer if last is None or answer.smallest_bytes < last.smallest_bytes else last
+            failed.append((count, answer))
             continue
         found.append(made)
         if not any(part.recomputed or part.paged for part in parts_of(made.plan)):
             break
     if found:
         return min(found, key=lambda made: made.plan.time_s or 0.0)
-    assert last is not None  # one was tried
-    raise last
+    count, answer = min(failed, key=lambda pair: pair[1].smallest_bytes)
+    if isinstance(answer, TooSmall):
+        return attempt(count, False)  # which says what is known to work
+    raise answer
 
 
 def parts_of(plan: Plan) -> tuple[Plan, ...]:
@@ -205,7 +212,7 @@ def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasi
     smallest, bound = answer.smallest_bytes + kept, answer.bound_bytes + kept
     rest = [line for line in rest if not line.startswith("  next step")]
     fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
-    return Infeasible(
+    return type(answer)(
         "\n".join((
             f"with {len(sizes)} micro-batches of {max(sizes)} samples {first}", *rest,
             f"  next step: ask for {smallest} bytes ({show_bytes(smallest)}) or more{fewer}",

@@ -40,6 +40,7 @@ from typing import Any
 import torch
 
 from edgetrain.errors import InternalError
+from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
@@ -174,7 +175,8 @@ class _Writer:
         op = self.graph.ops[action.op]
         if op.phase == "update" and self.rehearse:
             return
-        if op.phase == "update" and self.plan.updates != "guarded" and not self.held_back:
+        changes = op.phase == "update" and op.kind != ACCUMULATE
+        if changes and self.plan.updates != "guarded" and not self.held_back:
             self.held_back = True
             yield "    interrupt.hold()"
         read = {self.graph.tensors[t].storage for t in op.reads}

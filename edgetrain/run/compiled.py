@@ -240,7 +240,7 @@ class CompiledStep:
             if self._pages is not None:
                 self._pages.settle()  # before the memory goes that is written to
             traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
-            if self.plan.updates == "early" and keep and interrupt.holding and not self._accumulates_only:
+            if self.plan.updates == "early" and keep and interrupt.holding:
                 raise InternalError(
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"

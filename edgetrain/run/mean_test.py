@@ -67,9 +67,7 @@ def _four(batch: Sequence[Any], cut: Sequence[int]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _compared(
-    model: nn.Module, loss: Loss, four: tuple[Any, ...], cut: Sequence[int], *, evaluate: bool
-) -> str | None:
+def _compared(model: nn.Module, loss: Loss, four: tuple[Any, ...], cut: Sequence[int], *, evaluate: bool) -> str | None:
     if evaluate:
         model.eval()
     tolerance = max(_TOLERANCE.get(t.dtype, 0.0) for t in (*model.parameters(), loss(model, *four)))

@@ -159,9 +159,17 @@ class MicroBatches:
     def _require_mean(self, two: Graph, three: Graph, batch: Batch, cut: Sequence[int]) -> tuple[str, ...]:
         mean_loss.require_mean(two, three)
         reasons = mean_loss.inexact(two)
-        why = None if reasons else self._tested(batch, cut, evaluate=False)
-        if why is not None and mean_loss.batch_norms(two):
-            reasons = tuple(f"batch norm in training mode in {name}" for name in mean_loss.batch_norms(two))
+        norms = mean_loss.batch_norms(two)
+        why: str | None = None
+        if not reasons:
+            try:
+                why = self._tested(batch, cut, evaluate=False)
+            except UserError as error:  # batch norm refuses a single sample
+                if not norms:
+                    raise
+                why = str(error)
+        if why is not None and norms:
+            reasons = tuple(f"batch norm in training mode in {name}" for name in norms)
         if reasons and not self.work.allow_inexact:
             raise UserError(
                 "micro-batches would give other numbers than the whole batch: the step has " + "; ".join(reasons[:3])

@@ -34,10 +34,11 @@ from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget, parse_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import least_time
+from edgetrain.plan.micro_batches import TooSmall, least_time
 from edgetrain.plan.plan import Exact, Plan, Updates
-from edgetrain.plan.planning import check_planner
+from edgetrain.plan.planning import check_planner, least_bytes
 from edgetrain.plan.planning import plan as make_plan
+from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
@@ -187,6 +188,7 @@ class Step:
         self._variants: dict[Any, _Variant] = {}
         self._last: CompiledStep | MicroStep | None = None
         self._channels_last = True  # until a kernel shows that it does not keep that layout
+        self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self._micro = MicroBatches(
             Work(
@@ -285,9 +287,10 @@ class Step:
         samples, _ = sample_items(batch)
         if count != "auto":
             return self._in_parts(batch, min(count, samples))
-        return least_time(samples, lambda count: self._in_parts(batch, count))
+        return least_time(samples, lambda count, quickly: self._in_parts(batch, count, quickly=quickly))
 
-    def _in_parts(self, batch: tuple[Any, ...], count: int) -> _Variant:
+    def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> _Variant:
+        self._quickly = quickly
         return self._whole(batch) if count <= 1 else _Variant(*self._micro.step(batch, count))
 
     def _whole(self, batch: tuple[Any, ...]) -> _Variant:
@@ -343,6 +346,10 @@ class Step:
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
         costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes)
+        if self._quickly and memory_bytes is not None:
+            bound = least_bytes(problem(graph, costs, plain.updates))
+            if bound > memory_bytes:
+                raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
         try:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),

@@ -1,0 +1,20 @@
+"""The options of micro-batches, which several commands have."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import typer
+
+MICRO_BATCHES = (
+    "Take each batch in so many parts, gradients added up: a number, or auto for as many as the budget asks for."
+)
+ALLOW_INEXACT = "Take micro-batches though batch norm or dropout then give other numbers than the whole batch."
+
+
+def number_of_micro_batches(words: str) -> int | Literal["auto"]:
+    if words == "auto":
+        return "auto"
+    if not words.isdecimal() or int(words) < 1:
+        raise typer.BadParameter(f"{words!r} is neither a number from 1 on nor auto", param_hint="--micro-batches")
+    return int(words)
