@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from edgetrain.cli.graph import OPTIMIZERS
+from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.costs.measured import measure_costs
@@ -31,19 +32,24 @@ from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
 from edgetrain.devices.device import load as load_device
 from edgetrain.errors import Infeasible, InternalError, UserError
+from edgetrain.graph.accumulate import accumulators
 from edgetrain.graph.ir import Graph, Op, Role
+from edgetrain.graph.mean_loss import sample_items
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
+from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import timeline
-from edgetrain.plan.plan import Plan
-from edgetrain.plan.planning import PLANNERS, tightest
+from edgetrain.plan.micro_batches import MicroPlan, TooSmall, least_time
+from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.plan.planning import PLANNERS, least_bytes, tightest
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
 from edgetrain.report.memory import Curve, Frontier, Instant, Picture, Point, Table, blocks, top_bytes, write_page
 from edgetrain.report.memory import save as save_picture
-from edgetrain.run.step import captured_apart, prepare
+from edgetrain.run.micro_batches import LAST, Planned
+from edgetrain.run.step import Step, captured_apart, prepare
 
 _MOST_POINTS = 50
 _MODULES_SHOWN = 12
@@ -80,6 +86,8 @@ def plan(
     ] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     time_limit: Annotated[float, typer.Option(help="Seconds for the search of each plan.", min=0.1)] = 10.0,
+    micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
     input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,
@@ -119,6 +127,9 @@ def plan(
         raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
     if save is not None and not one:
         raise typer.BadParameter("a sweep alone makes no single plan to save; add --memory", param_hint="--save")
+    count = number_of_micro_batches(micro_batches)
+    if count != 1 and (parts or load is not None):
+        raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
     loaded = Plan.load(load) if load is not None else None
     with removed_if_interrupted(out) if out is not None else nullcontext():
         folder = RunFolder.create(out) if out is not None else None
@@ -134,8 +145,15 @@ def plan(
         study = _Study(step.graph, _costs(step.graph, target), step.plan, planner, time_limit, target)
         left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
         budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
-        made = None
-        if loaded is not None:
+        made, micro = None, None
+        if count != 1:
+            try:
+                study, made, micro = _in_micro_batches(study, step, example, budget, count, allow_inexact=allow_inexact)
+            except Infeasible as answer:
+                if process_bytes is None or left is None or budget != left:
+                    raise
+                raise in_process(answer, left, process_bytes) from None
+        elif loaded is not None:
             made = study.judged(loaded, budget)
         elif process_bytes is not None and left is not None and budget == left:
             made = study.plan_for_process(left, process_bytes)
@@ -145,8 +163,14 @@ def plan(
         title = f"{model}, batch {batch}, {optimizer}"
         shown = study.picture(title, made, budget, frontier)
         told = {"model": model, "batch": batch, "optimizer": optimizer, **study.told(made, budget, frontier)}
+        if micro is not None:
+            shown = replace(
+                shown, title=f"{title}: the last of {len(micro.plan.sizes)} micro-batches",
+                tables=(micro.table(study), *shown.tables),
+            )  # fmt: skip
+            told["micro_batches"] = micro.told()
         folder = folder or RunFolder.create(default_path("plan"))
-        page = _keep(folder, study.costs, made, shown, told, save)
+        page = _keep(folder, study.costs, made, shown, told, save, whole=None if micro is None else micro.plan)
     if json:
         print_json(told | {"run": str(folder.path), "page": str(page)})
         return
@@ -211,6 +235,105 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=notes, transient=True) as progress:
         line = progress.add_task("", total=None)
         yield lambda done, total: progress.update(line, completed=done, total=total)
+
+
+# ---- micro-batches
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """A step in micro-batches beside the whole batch that it is cut from."""
+
+    plan: MicroPlan
+    whole: Plan
+
+    def table(self, study: _Study) -> Table:
+        most, least = max(self.plan.sizes), min(self.plan.sizes)
+        of = f"{most}" if most == least else f"{least} to {most}"
+        rows = [
+            ("peak memory", show_bytes(self.whole.peak_bytes), show_bytes(self.plan.peak_bytes)),
+            ("  lasting tensors", show_bytes(self.whole.persistent_bytes), show_bytes(self.plan.persistent_bytes)),
+        ]
+        if self.whole.time_s is not None and self.plan.time_s is not None:
+            times = (_seconds(self.whole.time_s), _seconds(self.plan.time_s))
+            rows.append((f"time of a step, {study._time_words}", *times))
+        note = "Accumulators count as lasting tensors. What follows is the last micro-batch, which makes the updates."
+        header = ("", "whole batch, keep all", f"{len(self.plan.sizes)} micro-batches of {of}")
+        return Table("The step in micro-batches", note, header, tuple(rows))
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "sizes": list(self.plan.sizes),
+            "peak_bytes": self.plan.peak_bytes,
+            "lasting_bytes": self.plan.persistent_bytes,
+            "time_s": self.plan.time_s,
+            "exact": self.plan.exact,
+            "recomputed_ops": sum(len(part.recomputed) for part in self.plan.parts),
+            "whole_batch": {"peak_bytes": self.whole.peak_bytes, "time_s": self.whole.time_s},
+        }
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A plan, in micro-batches or not."""
+
+    plan: Plan
+    planned: Planned | None = None
+
+
+def _in_micro_batches(
+    study: _Study,
+    step: Step,
+    example: Sequence[Any],
+    budget: int | None,
+    count: int | Literal["auto"],
+    *,
+    allow_inexact: bool,
+) -> tuple[_Study, Plan, _Micro | None]:
+    """The study and plan of the last micro-batch, and what the whole step comes to; or, where that is best, of the
+    whole batch."""
+    quickly = False
+    samples = sample_items(example)[0]
+
+    def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
+        costs = _costs(graph, study.device)
+        where = updates or keep_all(graph).updates
+        if quickly and budget is not None and least_bytes(problem(graph, costs, where)) > budget - beside:
+            bound = least_bytes(problem(graph, costs, where))
+            raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
+        left = None if budget is None else max(1, budget - beside)
+        made = make_plan(
+            graph,
+            costs,
+            Budget(left),
+            planner=study.planner,
+            time_limit_s=study.time_limit_s,
+            updates=where,
+            exact=exact,
+        )
+        return made, costs
+
+    def attempt(number: int, bounded: bool) -> _Attempt:
+        nonlocal quickly
+        quickly = bounded
+        if number <= 1:
+            return _Attempt(study.plan(budget))
+        planned = parts.planned(tuple(example), number)
+        return _Attempt(planned.plan, planned)
+
+    parts = step.in_micro_batches(plan_one, allow_inexact=allow_inexact)
+    if count == "auto":
+        made = _Attempt(study.keep_all) if budget is None else least_time(samples, attempt)
+    else:
+        made = attempt(min(count, samples), False)
+    if made.planned is None:
+        return study, made.plan, None
+    ending, costs = made.planned.plan.ending, made.planned.costs[LAST]
+    assert ending is not None
+    assert costs is not None
+    graph = made.planned.graphs.ending
+    last = replace(study, graph=graph, costs=costs, captured=ending)
+    return last, ending, _Micro(made.planned.plan, study.keep_all)
 
 
 # ---- what is found out
@@ -386,7 +509,8 @@ class _Study:
 
     def _lasting(self) -> list[tuple[str, int]]:
         by_role = self.graph.bytes_by_role()
-        return [(name, by_role[role]) for name, role in _LASTING]
+        more = " and accumulators" if accumulators(self.graph) else ""
+        return [(f"{name}{more}" if role == "state" else name, by_role[role]) for name, role in _LASTING]
 
     # ---- as text and drawings
 
@@ -561,24 +685,27 @@ def _seconds(time_s: float) -> str:
 
 
 def _keep(
-    folder: RunFolder, costs: Costs, made: Plan | None, shown: Picture, told: dict[str, Any], to: Path | None
-) -> Path:
+    folder: RunFolder, costs: Costs, made: Plan | None, shown: Picture, told: dict[str, Any], to: Path | None,
+    *, whole: MicroPlan | None = None,
+) -> Path:  # fmt: skip
+    """whole: the step in micro-batches of which `made` is the last."""
     files = {"memory": "memory.json", "costs": "costs.json", "page": "plan.html"}
     with explained(folder.path):
         costs.save(folder.path / files["costs"])
         if made is not None:
             files["plan"] = "plan.json"
-            made.save(folder.path / files["plan"])
+            (whole or made).save(folder.path / files["plan"])
     if made is not None and to is not None:
         with explained(to):
-            made.save(to)
+            (whole or made).save(to)
         notes.print(f"saved to {to}")
     save_picture(shown, folder.path)
     times: Literal["derived", "modelled"] = "modelled" if costs.origin == "modelled" else "derived"
     summary = {"keep-all peak": Value(told["keep_all"]["peak_bytes"], "bytes", "derived")}
     summary["keep-all time"] = Value(told["keep_all"]["time_s"], "s", times)
     if made is not None:
-        summary |= {"peak": Value(made.peak_bytes, "bytes", "derived"), "time": Value(made.time_s, "s", times)}
+        step = whole or made
+        summary |= {"peak": Value(step.peak_bytes, "bytes", "derived"), "time": Value(step.time_s, "s", times)}
         summary["recomputed ops"] = Value(told["plan"]["recomputed_ops"], "", "derived")
     folder.save(replace(new_record(sys.argv, **files), status="finished", summary=summary))
     return write_page(folder, folder.path / files["page"])

@@ -33,7 +33,8 @@ _EACH: Mapping[str, int] = {
     "norm.backward": 12, "_softmax": 12, "_log_softmax": 12, "_safe_softmax": 12, "_softmax_backward_data": 4,
     "_log_softmax_backward_data": 12, "exp": 10, "log": 10, "tanh": 12, "sigmoid": 12,
     "gelu": 20, "gelu_backward": 30, "silu": 14, "silu_backward": 18,
-    "sigmoid_backward": 3, "tanh_backward": 3, "bernoulli": 10, "sgd.update": 6, "accumulate.update": 2, "adam.update": 14, "adamw.update": 14,
+    "sigmoid_backward": 3, "tanh_backward": 3, "bernoulli": 10, "sgd.update": 6, "adam.update": 14, "adamw.update": 14,
+    "accumulate.update": 2,
 }  # fmt: skip
 # Ops that put data elsewhere and compute nothing.
 _MOVES = {

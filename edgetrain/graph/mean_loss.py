@@ -216,8 +216,8 @@ class _Pair:
 
     def _other(self, op: Op) -> UserError:
         return UserError(
-            f"the model computes two samples otherwise than three (from {op.name} of {op.module or 'the loss'} on), so it "
-            "cannot be told whether its loss is a mean over samples",
+            f"the model computes two samples otherwise than three (from {op.name} of {op.module or 'the loss'} on), so "
+            "it cannot be told whether its loss is a mean over samples",
             next_step="train without micro_batches",
         )
 

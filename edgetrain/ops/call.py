@@ -126,7 +126,8 @@ _TOTAL = {
     "leaky_relu_backward", "sigmoid_backward", "tanh_backward", "hardswish_backward", "hardsigmoid_backward",
     "softplus_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
     "native_dropout_backward", "nll_loss_backward", "nll_loss2d_backward", "mse_loss_backward",
-    "embedding_dense_backward", "linalg_vector_norm", "stack", "clamp", "reciprocal", "sgd", "adam", "adamw", "accumulate", "norm",
+    "embedding_dense_backward", "linalg_vector_norm", "stack", "clamp", "reciprocal", "sgd", "adam", "adamw", "norm",
+    "accumulate",
 }  # fmt: skip
 
 

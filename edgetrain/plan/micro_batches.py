@@ -185,21 +185,41 @@ def least_time(samples: int, attempt: Callable[[int, bool], T]) -> T:
     """
     found: list[T] = []
     failed: list[tuple[int, Infeasible]] = []
+    refused: UserError | None = None
     for count in counts(samples):
         try:
             made = attempt(count, True)
         except Infeasible as answer:
             failed.append((count, answer))
             continue
+        except UserError as error:
+            if count == 1:
+                raise
+            refused = error  # no number of micro-batches will do
+            break
         found.append(made)
         if not any(part.recomputed or part.paged for part in parts_of(made.plan)):
             break
     if found:
         return min(found, key=lambda made: made.plan.time_s or 0.0)
-    count, answer = min(failed, key=lambda pair: pair[1].smallest_bytes)
-    if isinstance(answer, TooSmall):
-        return attempt(count, False)  # which says what is known to work
-    raise answer
+    best, known = min(failed, key=lambda pair: pair[1].smallest_bytes)
+    try:
+        if not isinstance(known, TooSmall):
+            raise known
+        return attempt(best, False)  # which says what is known to work
+    except Infeasible as answer:
+        raise (answer if refused is None else with_line(answer, f"micro-batches: refused; {refused.what}")) from None
+
+
+def with_line(answer: Infeasible, line: str) -> Infeasible:
+    """The same answer with one more line before the next step."""
+    lines = str(answer).splitlines()
+    at = next((n for n, text in enumerate(lines) if text.startswith("  next step")), len(lines))
+    return Infeasible(
+        "\n".join((*lines[:at], f"  {line}", *lines[at:])),
+        smallest_bytes=answer.smallest_bytes, bound_bytes=answer.bound_bytes, op=answer.op, alive=answer.alive,
+        least_time_s=answer.least_time_s, least_energy_j=answer.least_energy_j,
+    )  # fmt: skip
 
 
 def parts_of(plan: Plan) -> tuple[Plan, ...]:

@@ -1,6 +1,7 @@
 """Is the loss a mean over samples? A test with numbers, beside what its structure tells (graph/mean_loss.py).
 
-In:  a model, its loss and a batch. Out: nothing, or why the loss of the whole is not the mean of the losses of its parts.
+In:  a model, its loss and a batch.
+Out: nothing, or why the loss of the whole is not the mean of the losses of its parts.
 
 Four samples of the batch are cut in several ways and orders. For each way, loss and gradients of the four must be those
 of the parts, weighted by their samples:

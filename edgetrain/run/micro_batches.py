@@ -39,6 +39,7 @@ from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.undo import Undo
 
 Batch = tuple[Any, ...]
+LAST = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ class Part:
     graph: Graph
     captured: Captured
     exact: Exact
+
+
+@dataclass(frozen=True)
+class Planned:
+    """costs: samples → those of such a micro-batch that is not the last; LAST → those of the last."""
+
+    graphs: MicroGraphs
+    plan: MicroPlan
+    costs: Mapping[int, Costs | None]
+    captured: Captured
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class Work:
 
 @dataclass
 class MicroBatches:
-    """Makes the steps of one model, loss and optimizer, whatever the sizes of their batches. They share accumulators."""
+    """Makes the steps of one model, loss and optimizer, for batches of any size. They share accumulators."""
 
     work: Work
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -103,28 +114,32 @@ class MicroBatches:
         return self.parts[key]
 
     def step(self, batch: Batch, count: int) -> tuple[MicroStep, Captured]:
+        made = self.planned(batch, count)
+        graphs, costs, plan = made.graphs, made.costs, made.plan
+        externals = {**made.captured.externals, **self._sums(graphs.ending)}
+        steps = {
+            size: self.work.compiled(graphs.accumulating[size], one, externals, costs[size])
+            for size, one in plan.accumulating
+        }
+        assert plan.ending is not None
+        last = self.work.compiled(graphs.ending, plan.ending, externals, costs[LAST])
+        return MicroStep(plan, steps, last, sample_items(batch)[1]), made.captured
+
+    def planned(self, batch: Batch, count: int) -> Planned:
+        """The batch in so many micro-batches, verified, captured and planned, and not compiled yet."""
         reasons = self.exact_or_why(batch)
         graphs, captured, exact = self.graphs(batch, count)
-        exact = exactness(exact, reasons)
         kept = kept_bytes(graphs.ending)
-        planned = self._planned(graphs, exact, kept)
-        plan = together(
-            graphs.sizes, {size: planned[size][0] for size in graphs.accumulating}, planned[0][0], kept_bytes=kept
-        )
-        externals = {**captured.externals, **self._sums(graphs.ending)}
-        steps = {
-            size: self.work.compiled(graph, planned[size][0], externals, planned[size][1])
-            for size, graph in graphs.accumulating.items()
-        }
-        last = self.work.compiled(graphs.ending, planned[0][0], externals, planned[0][1])
-        return MicroStep(plan, steps, last, sample_items(batch)[1]), captured
+        found = self._plans(graphs, exactness(exact, reasons), kept)
+        accumulates = {size: found[size][0] for size in graphs.accumulating}
+        plan = together(graphs.sizes, accumulates, found[LAST][0], kept_bytes=kept)
+        return Planned(graphs, plan, {size: costs for size, (_, costs) in found.items()}, captured)
 
-    def _planned(self, graphs: MicroGraphs, exact: Exact, kept: int) -> dict[int, tuple[Plan, Costs | None]]:
-        """Samples → the plan of such a micro-batch; 0 → that of the last."""
+    def _plans(self, graphs: MicroGraphs, exact: Exact, kept: int) -> dict[int, tuple[Plan, Costs | None]]:
         found: dict[int, tuple[Plan, Costs | None]] = {}
         failed: Infeasible | None = None
-        for size, graph in ((0, graphs.ending), *graphs.accumulating.items()):
-            updates: Updates | None = "early" if size else None  # nothing that a caller sees changes in those
+        for size, graph in ((LAST, graphs.ending), *graphs.accumulating.items()):
+            updates: Updates | None = "early" if size != LAST else None  # nothing that a caller sees changes in those
             try:
                 found[size] = self.work.plan(graph, exact, updates, kept)
             except Infeasible as answer:
@@ -145,7 +160,7 @@ class MicroBatches:
     def exact_or_why(self, batch: Batch) -> tuple[str, ...]:
         """What makes the numbers others than those of the whole batch, if that is allowed; a UserError if it is not,
         or if the loss is no mean over samples."""
-        samples, cut = sample_items(batch)
+        _, cut = sample_items(batch)
         rows = tuple(
             (i.shape[1:], i.dtype) if p in cut else i.shape if isinstance(i, torch.Tensor) else i
             for p, i in enumerate(batch)
@@ -338,4 +353,5 @@ def _computed(graph: Graph, check: Check, given: Batch) -> torch.Tensor:
             op = graph.ops[number]
             made = call.resolve(op.kind)(*(real(a) for a in op.args), **{k: real(v) for k, v in op.kwargs})
             values.update(zip(op.creates, made if isinstance(made, tuple | list) else (made,), strict=False))
-    return values[check.tensor]
+    found: torch.Tensor = values[check.tensor]
+    return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -32,9 +32,9 @@ from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
-from edgetrain.plan.budget import Budget, parse_bytes
+from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import TooSmall, least_time
+from edgetrain.plan.micro_batches import TooSmall, kept_bytes, least_time, with_line
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import check_planner, least_bytes
 from edgetrain.plan.planning import plan as make_plan
@@ -146,7 +146,7 @@ def prepare(
         planner, plan_time_s, micro_batches, allow_inexact,
     )  # fmt: skip
     step = Step(model, loss, optimizer, options)
-    step.compiled(*check_example(example))
+    step.of_shape(*check_example(example))
     return step
 
 
@@ -219,6 +219,12 @@ class Step:
         """The plan of the batch last trained; a last batch that is smaller has its own."""
         return self._used.plan
 
+    def in_micro_batches(
+        self, plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]], *, allow_inexact: bool
+    ) -> MicroBatches:
+        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say."""
+        return MicroBatches(replace(self._micro.work, plan=plan, allow_inexact=allow_inexact))
+
     @property
     def room_bytes(self) -> int | None:
         """What other work between steps may take: as much as a step does above what lasts. None without a budget."""
@@ -239,8 +245,15 @@ class Step:
         assert self._last is not None  # prepare compiles the example before it hands a step out
         return self._last
 
-    def compiled(self, *batch: Any) -> CompiledStep | MicroStep:
-        """The compiled step for batches of this shape; captured now if it is new."""
+    def compiled(self, *batch: Any) -> CompiledStep:
+        """The compiled step for batches of this shape, where they are not taken in micro-batches."""
+        found = self.of_shape(*batch)
+        if not isinstance(found, CompiledStep):
+            raise UserError("this step takes its batches in micro-batches", next_step="call of_shape")
+        return found
+
+    def of_shape(self, *batch: Any) -> CompiledStep | MicroStep:
+        """The step for batches of this shape; captured, planned and compiled now if it is new."""
         key = self._key(check_example(batch))
         variant = self._variants.pop(key, None)
         if variant is None or variant.captured.walk.changed():
@@ -255,7 +268,7 @@ class Step:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
         while True:
             try:
-                return work(self.compiled(*batch))
+                return work(self.of_shape(*batch))
             except LayoutMismatch as mismatch:
                 if not mismatch.learnt:
                     if self._options.memory_format != "auto" or not self._channels_last:
@@ -282,12 +295,35 @@ class Step:
 
     def _new(self, batch: tuple[Any, ...]) -> _Variant:
         count = self._options.micro_batches
+        if count == 1 and self._options.process_memory_bytes is None:
+            try:
+                return self._whole(batch)
+            except Infeasible as answer:
+                raise with_line(answer, f"micro-batches: {self._what_parts_take(batch, answer)}") from None
         if count == 1 or (count == "auto" and self._options.keeps_all):
             return self._whole(batch)
         samples, _ = sample_items(batch)
         if count != "auto":
             return self._in_parts(batch, min(count, samples))
         return least_time(samples, lambda count, quickly: self._in_parts(batch, count, quickly=quickly))
+
+    def _what_parts_take(self, batch: tuple[Any, ...], answer: Infeasible) -> str:
+        """Would micro-batches keep a budget that the whole batch cannot? Told from the smallest, which keeps all."""
+        try:
+            samples, _ = sample_items(batch)
+            if samples < 2:
+                return "the batch has one sample"
+            reasons = replace(self._micro, work=replace(self._micro.work, allow_inexact=True)).exact_or_why(batch)
+            graphs, _, _ = self._micro.graphs(batch, samples)
+            costs = measure_costs(graphs.ending, use_cache=self._options.use_cache)
+        except UserError as error:
+            return f"refused; {error.what}"
+        updates = keep_all(graphs.ending, early=not self._options.check_finite).updates
+        peak = problem(graphs.ending, costs, updates).keep_all.peak_bytes + kept_bytes(graphs.ending)
+        if peak >= answer.smallest_bytes:
+            return f"one for each sample, without recomputing, would take {show_bytes(peak)}"
+        inexact = " and allow_inexact=True" if reasons else ""
+        return f'{peak} bytes ({show_bytes(peak)}) would do with micro_batches="auto"{inexact}'
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> _Variant:
         self._quickly = quickly

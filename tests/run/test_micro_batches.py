@@ -143,7 +143,7 @@ def accumulated_step(work: Training, batch: tuple[Tensor, ...], sizes: Sequence[
 
 
 def micro(step: Step, *batch: Any) -> MicroStep:
-    found = step.compiled(*batch)
+    found = step.of_shape(*batch)
     assert isinstance(found, MicroStep)
     return found
 
@@ -230,14 +230,14 @@ def test_learning_rate_schedulers_and_checkpointed_state_are_seen() -> None:
 # ---- memory ---------------------------------------------------------------------------------------------------
 
 
-def deep(width: int = 24) -> nn.Module:
-    layers = [m for _ in range(8) for m in (nn.Linear(width, width), nn.Tanh())]
+def deep(width: int = 24, depth: int = 8) -> nn.Module:
+    layers = [m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh())]
     return nn.Sequential(nn.Linear(7, width), *layers, nn.Linear(width, 5))
 
 
-def deep_work(optimizer: OptimizerMaker = sgd) -> Training:
+def deep_work(optimizer: OptimizerMaker = sgd, depth: int = 8) -> Training:
     torch.manual_seed(4)
-    return training(deep(), cross_entropy, optimizer)
+    return training(deep(depth=depth), cross_entropy, optimizer)
 
 
 def deep_batch(n: int, seed: int = 3) -> tuple[Tensor, Tensor]:
@@ -320,11 +320,14 @@ def test_traced_memory_is_that_of_the_plan() -> None:
 
 @needs_arena
 def test_auto_takes_as_few_micro_batches_as_do() -> None:
-    work, batch = deep_work(), deep_batch(256)
+    work, batch = deep_work(depth=3), deep_batch(256)
     whole = prepared(work.twin(), batch, "auto", memory="1GB", planner="fast").plan
     assert not isinstance(whole, MicroPlan)
     with pytest.raises(Infeasible) as alone:
         prepared(work.twin(), batch, 1, memory=whole.persistent_bytes, planner="fast")
+    told = re.search(r'micro-batches: (\d+) bytes .* would do with micro_batches="auto"', str(alone.value))
+    assert told is not None
+    assert prepared(work.twin(), batch, "auto", memory=int(told[1]), planner="fast").plan.peak_bytes <= int(told[1])
     tight = round(0.8 * alone.value.smallest_bytes)  # recomputing alone does not bring it down to that
     step = prepared(work, batch, "auto", memory=tight, planner="fast")
     plan = plan_of(step)
@@ -381,21 +384,23 @@ def fixed_divisor(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def centred(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    out = model(x)
+    out: Tensor = model(x)
     return F.cross_entropy(out - out.mean(0), y)
 
 
 def over_samples(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return model(x).softmax(0).square().mean()
+    out: Tensor = model(x)
+    return out.softmax(0).square().mean()
 
 
 def neighbours(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    out = model(x)
+    out: Tensor = model(x)
     return (out - out.roll(1, 0)).square().mean()
 
 
 def first_only(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return model(x)[0].square().mean()
+    out: Tensor = model(x)
+    return out[0].square().mean()
 
 
 def largest(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -416,15 +421,14 @@ class Amplified(torch.autograd.Function):
 
 
 def amplified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    out: Tensor = Amplified.apply(model(x))
-    return F.cross_entropy(out, y)
+    return F.cross_entropy(Amplified.apply(model(x)), y)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
     "loss",
     [
-        summed, weighted, weighted_by_hand, contrastive, root, fixed_divisor, centred, over_samples, neighbours, first_only,
-        largest, amplified,
+        summed, weighted, weighted_by_hand, contrastive, root, fixed_divisor, centred, over_samples, neighbours,
+        first_only, largest, amplified,
     ],
 )  # fmt: skip
 def test_a_loss_that_is_no_mean_over_samples_is_refused(loss: Callable[..., Tensor]) -> None:
@@ -533,6 +537,16 @@ def test_a_mask_is_taken_while_it_masks_nothing() -> None:
 
 def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 5))
+
+
+def test_a_net_with_batch_norm_stays_whole_where_that_fits() -> None:
+    work = training(nn.Sequential(nn.BatchNorm1d(7), deep(depth=4)), cross_entropy)
+    x, y = batch_of("mlp", 64)
+    free = prepared(work, (x.float(), y), 1, memory="1GB").plan
+    step = prepared(work, (x.float(), y), "auto", memory=free.peak_bytes - 5000, planner="fast")
+    assert not isinstance(step.plan, MicroPlan)
+    with pytest.raises(Infeasible, match="micro-batches: refused"):
+        prepared(work, (x.float(), y), "auto", memory=free.persistent_bytes, planner="fast")
 
 
 def normalised() -> nn.Module:
