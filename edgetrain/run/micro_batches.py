@@ -98,11 +98,14 @@ class MicroBatches:
         samples, cut = sample_items(batch)
         sizes = sizes_of(samples, count)
         shapes = {position: tuple(batch[position].shape) for position in cut}
-        part_of = {size: self.part(tuple(i[:size] if p in cut else i for p, i in enumerate(batch))) for size in sizes}
+        part_of = {
+            size: self.part(tuple(i[:size] if p in cut else i for p, i in enumerate(batch)))
+            for size in dict.fromkeys(sizes)
+        }
         last = part_of[sizes[-1]]
         made = MicroGraphs(
             sizes,
-            {size: accumulating(part_of[size].graph, shapes) for size in sizes[:-1]},
+            {size: accumulating(part_of[size].graph, shapes) for size in dict.fromkeys(sizes[:-1])},
             ending(last.graph, shapes),
         )
         return made, last.captured, last.exact
