@@ -23,7 +23,8 @@ def deep(classes):
     return nn.Sequential(*layers, nn.Linear(32, classes))
 
 def coloured(classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(48, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, classes))
+    body = [nn.Linear(48, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh()]
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(32, classes))
 
 def noisy(classes):
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, classes))
