@@ -22,6 +22,7 @@ from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
+from edgetrain.plan.melon import melon
 from edgetrain.plan.optimal import Found, optimal, smallest
 from edgetrain.plan.plan import Bound, Compute, Exact, Free, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
@@ -29,7 +30,7 @@ from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
-SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr}
+SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr, "melon": melon}
 STARTS = 48  # greedy walks from which the best one is what "optimal" starts from: half a second
 SMALLEST = "as small as can be"
 SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought

@@ -22,6 +22,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
+from edgetrain.plan.melon import melon
 from edgetrain.plan.optimal import DEPTH, Formulation, optimal, smallest
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import least_bytes
@@ -113,7 +114,7 @@ def test_plans_of_random_programs_run_as_keeping_all(
     plans = [check(task, low, most)]
     limit = int(plans[0].peak_bytes + part * (most - plans[0].peak_bytes))
     greedy = fast(task, limit)
-    for order in (greedy, chen(task, limit), dtr(task, limit)):
+    for order in (greedy, chen(task, limit), dtr(task, limit), melon(task, limit)):
         if order is not None:
             plans.append(check(task, order, limit))
     found = optimal(task, limit, start=greedy, time_limit_s=SEARCH_S)
