@@ -9,14 +9,14 @@ Promised: the pool is legal, and its height and the lasting tensors are within t
 The rule of the pool: longest lifetime first, then the largest, then the first born; each into the smallest gap that
 fits between placed blocks alive at the same time, else on top of them. So what lives long lies beneath what does not:
 
-    room ────────────────────────────────────        room ────────────────────────────────────
-                   ┌──┐ c does not fit:
-               ┌───┴──┴────────────────┐                     ┌──┐
-           ┌───┴───────────────────────┴──┐                ┌─┴──┴────────────────────┐     ┌─┐
-         ┌─┴──── b ────────────────────┐  │          ┌─────┴─────────────────────────┴───┐ │b│
-      ┌──┴──── a ──────────────────────┴──┴──┐       │  a  ┌─────────────────────────────┴─┴─┴──┐
-      └──────────────────────────────────────┘       └─────┴─────────────────────────────────────┘
-                                                     b released after its last use, made again where it is read
+    room ──────────────┌─┐──────────────        room ─────────────────────────────────
+                       │c│ too high
+          ┌────────────┴─┴──────────┐                ┌───┐      ┌─┐              ┌───┐
+        ┌─┤            b            ├─┐              │ a │      │c│              │ a │
+        │ └─────────────────────────┘ │              └─┬─┴──────┴─┴──────────────┴─┬─┘
+        │              a              │                │             b             │
+        └─────────────────────────────┘                └───────────────────────────┘
+                                                a goes after its last use and is made again; the rest sinks
 
 The walk goes through the ops. What an op makes comes into the pool, for all the time until its last use. While the pool
 is above what the budget leaves, the storage of the largest
@@ -27,16 +27,17 @@ goes: its life is cut off, and the pool is calibrated. The freed lifetime is the
 its next use; the recompute time counts every ancestor that is missing now. Where an op misses something, the missing
 ancestors run again before it, the timeline is longer by that much, and what they make is placed like all else.
 
-What is calibrated, and where this departs from what was published:
+How the pool is calibrated, and where this departs from what was published:
 - What an op makes is placed best-fit among what lies there. Where that is too high, all that was made so far is laid
   out anew by the rule, so that what lay above a released block sinks. What is still to come has no place yet.
 - A release is hoisted to just after the last use at once, not when all is planned. Until it is, an evicted storage
-  lies under everything that was made since, and nothing sinks (`hoist="last"` shows it: few budgets are met).
-- After a pool that was too high by n bytes, none is laid out before n more have gone. It could rarely be low enough.
-- The graph updates parameters in place where Melon's keeps gradients to the end. So some ops can run again only up to
-  a deadline, and some never (`Problem.deadline`): what could not be made again at its next use is not evicted.
-- Workspaces of kernels, and copies kept to take a failed step back, are blocks of the pool too. Views are part of
-  their storage. A result that overwrites an input counts beside it: Melon's pool hands no memory on.
+  lies under all that was made since, and hardly anything sinks: `hoist="last"` meets few budgets.
+- After a pool that was too high by n bytes, none is laid out before n more have gone: it would hardly be low enough.
+- Updates in place stand early in the graph here. So some ops can run again only up to a deadline, some never
+  (`Problem.deadline`), and what could not be made again at its next use is not evicted.
+- Workspaces of kernels, and the copies that are kept to take a failed step back, are blocks of the pool too. A view is
+  part of its storage. A result that overwrites an input counts beside it: the pool hands no memory on.
+- An op that makes several storages is run again for any of them; those that are still there lie where they lay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Melon's pool and its eviction by TPS: the rule, the promise, and that each eviction is the one that the formula says."""
+"""Melon's pool and its eviction by TPS: the rule, the promise, and that each eviction is the one of the formula."""
 
 from __future__ import annotations
 
