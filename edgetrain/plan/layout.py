@@ -260,10 +260,8 @@ class _Shelf:
         tops = np.maximum.accumulate(high[beside])
         gaps = low[beside]  # indexed by an array, so a copy
         gaps[1:] -= tops[:-1]
-        if fit == "first":
-            place = int((gaps >= size).argmax())
-        else:
-            place = int(np.where(gaps >= size, gaps, _NO_GAP).argmin())
+        fits = gaps >= size
+        place = int(fits.argmax() if fit == "first" else np.where(fits, gaps, _NO_GAP).argmin())
         if gaps[place] < size:
             return int(tops[-1])
         return int(tops[place - 1]) if place else 0

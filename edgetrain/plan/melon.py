@@ -36,7 +36,7 @@ How the pool is calibrated, and where this departs from what was published:
 - Updates in place stand early in the graph here. So some ops can run again only up to a deadline, some never
   (`Problem.deadline`), and what could not be made again at its next use is not evicted.
 - Workspaces of kernels, and the copies that are kept to take a failed step back, are blocks of the pool too. A view is
-  part of its storage. A result that overwrites an input counts beside it: the pool hands no memory on.
+  part of its storage. A result that overwrites an input, as `lifetimes.schedule` will have it, takes on its block.
 - An op that makes several storages is run again for any of them; those that are still there lie where they lay.
 """
 
@@ -234,18 +234,26 @@ class _Progressive(Walk):
 
     def execute(self, at: int, uses: dict[int, int] | None) -> None:
         self.first_new = self.pool.count
-        self.add_blocks(at, again=uses is None)
+        self.add_blocks(at, uses)
         for s in (*self.ready.reads[at], *self.ready.makes[at]):
             self.touched[s] = len(self.sequence)
         super().execute(at, uses)
 
-    def add_blocks(self, at: int, *, again: bool) -> None:
-        """The blocks that the op brings, in the order of the rule."""
-        ready, time = self.ready, len(self.sequence)
+    def add_blocks(self, at: int, uses: dict[int, int] | None) -> None:
+        """The blocks that the op brings, in the order of the rule. `uses`: as for `execute`."""
+        ready, time, again = self.ready, len(self.sequence), uses is None
+        makes = ready.makes[at]
+        workspace = ready.again_workspace if again else ready.first_workspace
+        over = self.overwritten(at, uses)
+        if over is not None:
+            # All that is alive from now on is alive now too, and lies beside it already: the place is free for longer.
+            self.block[makes[0]] = self.block[over]
+            self.pool.cut({self.block[over]: self.end_of(makes[0], again=again)})
+            makes, workspace = makes[1:], ready.over_workspace
         new: list[tuple[int, int, int | None]] = [  # end, bytes, storage
-            (self.end_of(s, again=again), ready.size[s], s) for s in ready.makes[at] if not self.live[s]
+            (self.end_of(s, again=again), ready.size[s], s) for s in makes if not self.live[s]
         ]
-        new.append((time + 1, (ready.again_workspace if again else ready.first_workspace)[at], None))
+        new.append((time + 1, workspace[at], None))
         if not again:
             new.append((self.end + self.ahead, ready.undo[at], None))
         for end, n_bytes, s in sorted(new, key=lambda block: (-block[0], -block[1])):
@@ -253,6 +261,14 @@ class _Progressive(Walk):
                 self.block[s] = self.pool.add(n_bytes, time, end)
             elif n_bytes:
                 self.pool.add(n_bytes, time, end)
+
+    def overwritten(self, at: int, uses: dict[int, int] | None) -> int | None:
+        """The input whose memory the op's first result will take: one that ends here, as in `execute`."""
+        ready = self.ready
+        if not ready.makes[at] or self.live[ready.makes[at][0]]:
+            return None
+        ending = (s for s in ready.overwrites[at] if self.locks[s] == 1)
+        return next((s for s in ending if (uses[s] if uses else self.next_use[s]) > self.end), None)
 
     def end_of(self, s: int, *, again: bool) -> int:
         """Until when a storage that is made now will live, as things stand."""
@@ -264,7 +280,7 @@ class _Progressive(Walk):
     # ---- eviction
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:
-        """Until the pool is within the room. The pool knows what the op needs, and no overwriting."""
+        """Until the pool is within the room; what the op needs is in it already."""
         time, too_high = len(self.sequence), 0
         while self.pool.live_bytes(time) > self.room_bytes:
             self.evict(time)
