@@ -96,9 +96,10 @@ def melon(
     prepared: Prepared | None = None,
     pooled: bool = True,
     hoist: Hoist = "at once",
+    alignment: int = ALIGNMENT,
 ) -> tuple[int, ...] | None:
     """The order alone; see `calibrate`."""
-    found = calibrate(problem, budget_bytes, prepared=prepared, pooled=pooled, hoist=hoist)
+    found = calibrate(problem, budget_bytes, prepared=prepared, pooled=pooled, hoist=hoist, alignment=alignment)
     return None if found is None else found.order
 
 
@@ -109,28 +110,31 @@ def calibrate(
     prepared: Prepared | None = None,
     pooled: bool = True,
     hoist: Hoist = "at once",
+    alignment: int = ALIGNMENT,
 ) -> Calibrated | None:
     """
     pooled: False asks that the bytes alive keep the budget, not the pool: what TPS alone comes to. The pool that is
             laid out for it in the end may be too high.
     hoist:  when the release of an evicted storage moves to just after its last use.
+    alignment: of every block of the pool, in bytes; sizes are rounded up to it.
     """
     ready = prepared or prepare(problem)
-    walk = _Progressive(ready, budget_bytes, pooled=pooled, hoist=hoist)
+    walk = _Progressive(ready, budget_bytes, pooled=pooled, hoist=hoist, alignment=alignment)
     try:
         sequence = walk.run()
     except NoRoom:
         return None
     walk.pool.cut(walk.releases)
     blocks = walk.pool.blocks()
-    layout = walk.pool.layout() if pooled else pool(blocks)
+    layout = walk.pool.layout() if pooled else pool(blocks, alignment=alignment)
     return Calibrated(tuple(ready.order[at] for at in sequence), tuple(walk.evictions), blocks, layout)
 
 
 class _Pool:
     """Blocks that come one after the other, lives that change, and where each lies."""
 
-    def __init__(self) -> None:
+    def __init__(self, alignment: int) -> None:
+        self.alignment = alignment
         self.table = np.zeros((4, 64), dtype=np.int64)  # rows: offset, rounded bytes, start, end
         self.count = 0
 
@@ -142,7 +146,7 @@ class _Pool:
         """The number of a new block, which has no place yet."""
         if self.count == self.table.shape[1]:
             self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
-        self.table[:, self.count] = 0, -(-n_bytes // ALIGNMENT) * ALIGNMENT, start, end
+        self.table[:, self.count] = 0, -(-n_bytes // self.alignment) * self.alignment, start, end
         self.count += 1
         return self.count - 1
 
@@ -183,7 +187,7 @@ class _Pool:
 
     def lay_out(self, room_bytes: int) -> int:
         """All anew by the rule, if that is within the room; the height that it comes to."""
-        found = pool(self.blocks())
+        found = pool(self.blocks(), alignment=self.alignment)
         if found.height_bytes <= room_bytes:
             self.rows[0] = found.offsets
         return found.height_bytes
@@ -194,18 +198,20 @@ class _Pool:
     def layout(self) -> Layout:
         low, size, _, _ = self.rows
         height = int((low + size).max(initial=0))
-        return Layout(tuple(low.tolist()), height, live_peak(self.blocks()), "Melon's pool, calibrated")
+        return Layout(
+            tuple(low.tolist()), height, live_peak(self.blocks(), alignment=self.alignment), "Melon's pool, calibrated"
+        )
 
 
 class _Progressive(Walk):
     """The walk's time is the number of ops that have run; a position that is to come is `ahead` of it by what has run
     again."""
 
-    def __init__(self, ready: Prepared, budget: int, *, pooled: bool, hoist: Hoist) -> None:
+    def __init__(self, ready: Prepared, budget: int, *, pooled: bool, hoist: Hoist, alignment: int) -> None:
         super().__init__(ready, budget)
         self.pooled, self.hoist = pooled, hoist
         self.room_bytes = budget - ready.persistent_bytes
-        self.pool = _Pool()
+        self.pool = _Pool(alignment)
         self.ahead = 0
         self.first_new = 0  # the first block that the op at hand brings
         self.block = [-1] * len(ready.size)  # storage → the block of its present life

@@ -114,7 +114,8 @@ def test_plans_of_random_programs_run_as_keeping_all(
     plans = [check(task, low, most)]
     limit = int(plans[0].peak_bytes + part * (most - plans[0].peak_bytes))
     greedy = fast(task, limit)
-    for order in (greedy, chen(task, limit), dtr(task, limit), melon(task, limit)):
+    # The tensors of these programs have 96 bytes: rounded up to 128 each, none of Melon's pools would keep a budget.
+    for order in (greedy, chen(task, limit), dtr(task, limit), melon(task, limit, alignment=8)):
         if order is not None:
             plans.append(check(task, order, limit))
     found = optimal(task, limit, start=greedy, time_limit_s=SEARCH_S)
