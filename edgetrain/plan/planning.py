@@ -122,7 +122,9 @@ class _Planning:
         planner = SIMPLE[self.planner]
         order = planner(self.task, budget)
         if order is None:
-            raise _infeasible(self.task, budget, *_smallest_by(self.task, planner))
+            order, smallest_bytes = _smallest_by(self.task, planner)
+            if smallest_bytes > budget:  # a greedy planner may fail here and keep a smaller budget
+                raise _infeasible(self.task, budget, order, smallest_bytes)
         return self.task.plan(order, planner=self.planner)
 
     def _optimal(self, budget: int, below: Plan | None) -> Plan:

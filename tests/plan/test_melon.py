@@ -12,6 +12,7 @@ from problems import NETS, budget, check, small
 
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run
+from edgetrain.plan import planning
 from edgetrain.plan.fast import prepare
 from edgetrain.plan.layout import Block, Layout
 from edgetrain.plan.layout import check as check_layout
@@ -149,6 +150,15 @@ def test_what_no_pool_can_meet() -> None:
     made = et.plan(task.graph, task.costs, smallest, planner="melon", use_cache=False)
     assert made.planner == "melon"
     assert made.peak_bytes <= refused.value.smallest_bytes
+
+
+def test_a_budget_that_it_fails_is_kept_by_the_plan_for_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small("residual")
+    limit = budget(task, 0.8)
+    monkeypatch.setitem(planning.SIMPLE, "melon", lambda task, asked: None if asked == limit else melon(task, asked))
+    made = et.plan(task.graph, task.costs, et.Budget(limit), planner="melon", updates=task.updates, use_cache=False)
+    assert made.peak_bytes <= limit
+    assert made.recomputed
 
 
 # ---- what is evicted
