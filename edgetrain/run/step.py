@@ -104,7 +104,7 @@ def prepare(
     gradients, and the workspace of kernels. A number of bytes, or "300MB". What the model holds beside, untouched by
     the step, is not counted.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: "auto", "keep-all", "optimal", "fast", "chen" or "dtr"; plan_time_s is for the search of "optimal".
+    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr" or "melon". plan_time_s: for the search of "optimal".
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
