@@ -102,12 +102,16 @@ class PagingFormulation(Formulation):
         earliest = min(self.freed[s, waits] for waits in self.ways if (s, waits) in self.O)
         for before, point in zip((first - 1, *points), points, strict=False):
             for waits in self.ways:
-                begin = point if waits else int(bisect_right(self.time_at, self.time_at[point] - in_s)) - 1
+                begin = point if waits else self.begin_of(point, in_s)
                 begin = max(begin, before + 1, earliest)
                 if begin > point or (begin == point and not waits):
                     continue
                 self.begin[s, point, waits] = begin
                 self.I[s, point, waits] = self._variable()
+
+    def begin_of(self, point: int, in_s: float) -> int:
+        """The op with which a read that ends at the point begins, if it runs beside the ops."""
+        return max(int(bisect_right(self.time_at, self.time_at[point] - in_s)) - 1, 0)
 
     def _count_transit(self) -> None:
         size = self.problem.size
