@@ -310,15 +310,14 @@ class _Search:
             raise InternalError("a plan is sought by energy, and its costs know none")
         return timing.energy_j
 
-    def worth(self, order: Sequence[Item]) -> float:
+    def worth(self, timing: Timing) -> float:
         """What is to be least; without end where a limit is not kept."""
-        timing = self._timing(order)
         within = all(self._value(timing, what) <= most for what, most in self.aim.most.items())
         return self._value(timing) if within else math.inf
 
     def keeps(self, order: Sequence[Item]) -> bool:
         """Whether an order keeps every limit."""
-        return math.isfinite(self.worth(order)) and self.problem.peak_bytes(order) <= self.budget
+        return math.isfinite(self.worth(self._timing(order))) and self.problem.peak_bytes(order) <= self.budget
 
     def take(self, order: tuple[Item, ...]) -> bool:
         """Whether the order, which keeps the budget, is the best so far."""

@@ -20,29 +20,33 @@ from collections.abc import Callable, Sequence
 from edgetrain.plan.paging_program import PagingFormulation
 from edgetrain.plan.plan import Free, Item, PageIn, PageOut
 from edgetrain.plan.problem import Problem
+from edgetrain.plan.timing import Timing, play
 
 
 def page_instead(
     problem: Problem,
     order: Sequence[Item],
     budget_bytes: int,
-    worth: Callable[[Sequence[Item]], float],
+    worth: Callable[[Timing], float],
     *,
     until: float,
     overlap: bool = True,
 ) -> tuple[Item, ...]:
-    """worth: what the schedule costs; less is better. until: the instant of `time.monotonic` at which to stop."""
+    """worth: what a schedule costs that takes so much; less is better.
+    until: the instant of `time.monotonic` at which to stop.
+    """
     form = PagingFormulation(problem, depth=1, overlap=overlap)
-    best, best_worth = tuple(order), worth(order)
+    best, best_worth = tuple(order), worth(problem.timing(order, overlap=overlap))
     for s, at in _recomputes(problem, order):
         for waits in form.ways:
             if time.monotonic() > until:
                 return best
             changed = _paged(form, best, s, at, waits)
-            if changed is None or problem.peak_bytes(changed) > budget_bytes:
+            if changed is None:
                 continue
-            changed_worth = worth(changed)
-            if changed_worth < best_worth:
+            actions = problem.actions(changed)
+            changed_worth = worth(play(problem.graph, actions, problem.costs, overlap=overlap))
+            if changed_worth < best_worth and problem.peak_of(actions) <= budget_bytes:
                 best, best_worth = changed, changed_worth
                 break
     return best

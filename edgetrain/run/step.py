@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
@@ -46,6 +48,10 @@ _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
 
 
+class PagingWarning(UserWarning):
+    """A transfer to storage or back failed. The step is right all the same."""
+
+
 @dataclass(frozen=True)
 class Options:
     unused: Unused = "error"
@@ -58,6 +64,7 @@ class Options:
     process_memory_bytes: int | None = None
     planner: str = "auto"
     plan_time_s: float = 10.0
+    page_to: str | None = None
 
     def __post_init__(self) -> None:
         check_planner(self.planner)
@@ -69,6 +76,8 @@ class Options:
         needs = self.memory_bytes is None and self.process_memory_bytes is None
         if needs and self.planner not in ("auto", "keep-all"):
             raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
+        if needs and self.page_to is not None:
+            raise UserError("without a budget nothing is paged", next_step="give memory or process_memory")
 
     @property
     def keeps_all(self) -> bool:
@@ -97,6 +106,7 @@ def prepare(
     keep_memory: bool = True,
     use_cache: bool = True,
     plan_time_s: float = 10.0,
+    page_to: str | os.PathLike[str] | None = None,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
@@ -110,6 +120,9 @@ def prepare(
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
     clip_norm: scale the gradients down so that their norm, all of them together, is at most this.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
+    page_to: a folder on storage of this device. Tensors may go there and come back where that takes less time than to
+    make them again; where the storage is too slow for it nothing is paged, and the plan says so. A transfer that fails
+    costs no step: what is lost is made again, a `PagingWarning` says why, and later steps do without.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     """
@@ -117,7 +130,7 @@ def prepare(
         unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
         None if memory is None else parse_bytes(memory),
         None if process_memory is None else parse_bytes(process_memory),
-        planner, plan_time_s,
+        planner, plan_time_s, None if page_to is None else os.fspath(page_to),
     )  # fmt: skip
     step = Step(model, loss, optimizer, options)
     step.compiled(*check_example(example))
@@ -162,6 +175,7 @@ class Step:
         self._variants: dict[Any, _Variant] = {}
         self._last: CompiledStep | None = None
         self._channels_last = True  # until a kernel shows that it does not keep that layout
+        self._page_to = options.page_to  # until a transfer fails
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         result = self._try(batch, lambda step: step(*batch))
@@ -221,13 +235,26 @@ class Step:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
         while True:
             try:
-                return work(self.compiled(*batch))
+                step = self.compiled(*batch)
+                found = work(step)
+                if step.page_fault is not None:
+                    self._page_no_more(step.page_fault)
+                return found
             except LayoutMismatch as mismatch:
                 if not mismatch.learnt:
                     if self._options.memory_format != "auto" or not self._channels_last:
                         raise
                     self._channels_last = False  # plain layouts are foretold better
             self._variants.clear()
+
+    def _page_no_more(self, why: str) -> None:
+        warnings.warn(
+            f"a tensor that was paged to {self._page_to} did not come back as it was: {why}. What was lost was made "
+            "again, so the step is right; the next ones do without paging.",
+            PagingWarning, stacklevel=4,
+        )  # fmt: skip
+        self._page_to = None
+        self._variants.clear()
 
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
@@ -276,6 +303,7 @@ class Step:
             captured.externals,
             check_finite=self._options.check_finite,
             costs=costs,
+            page_to=self._page_to,
         )
         return _Variant(step, captured)
 
@@ -290,7 +318,7 @@ class Step:
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there)
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
-        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes)
+        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes, page_to=self._page_to)
         try:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
