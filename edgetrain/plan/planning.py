@@ -176,7 +176,7 @@ class _Planning:
         planner = SIMPLE[self.planner]
         order = planner(self.task, budget)
         if order is None:
-            order, smallest_bytes = _smallest_by(self.task, planner)
+            order, smallest_bytes = smallest_by(self.task, planner)
             if smallest_bytes > budget:  # a greedy planner may fail here and keep a smaller budget
                 raise _infeasible(self.task, budget, order, smallest_bytes)
         return self._kept(self.task.plan(order, planner=self.planner))
@@ -236,7 +236,7 @@ class _Planning:
         task, known = self.task, self._known(SMALLEST if not self.aim.page else f"{SMALLEST}, {self.aim}")
         least = known.keeping(task.keep_all.peak_bytes)
         if least is None:
-            greedy, _ = _smallest_by(task, fast)
+            greedy, _ = smallest_by(task, fast)
             orders: list[Sequence[Item]] = [greedy] if self.aim.recompute else [task.order]
             with contextlib.suppress(child.Ended):
                 found = child.forked(
@@ -261,7 +261,7 @@ def _why_not_paged(task: Problem, made: Plan) -> str:
     )
 
 
-def _smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
+def smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
     """The smallest budget that a planner was found to keep, by bisection, and its order there."""
     best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
     while high - low > SMALLEST_STEP * high:

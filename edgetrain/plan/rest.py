@@ -17,6 +17,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from edgetrain.errors import InternalError
+from edgetrain.graph.ir import Graph
 from edgetrain.plan import lifetimes
 from edgetrain.plan.fast import NoRoom, Prepared, prepare
 from edgetrain.plan.keep_all import plan_with
@@ -82,6 +83,20 @@ def rest(
         return None
     coming: list[Item] = [task.order[n] if n >= 0 else PageIn(-1 - n) for n in sequence]
     return plan_with(task.graph, plan, _joined(task, past, now.alive, coming))
+
+
+def bytes_from(graph: Graph, plan: Plan) -> list[int]:
+    """For each action of the plan, the most that is held from there to the end."""
+    copies = plan.updates == "guarded"
+    moments = lifetimes.timeline(graph, plan.schedule, copies=copies, workspace=plan.workspace_bytes)
+    found: list[int] = []
+    most, left = 0, len(moments)
+    for action in reversed(plan.schedule):
+        if isinstance(action, Compute):
+            left -= 1
+            most = max(most, moments[left].most_bytes)
+        found.append(most)
+    return found[::-1]
 
 
 def least_rest(task: Problem, plan: Plan, at: int, budget_bytes: int, *, lost: Set[int], use_store: bool) -> Plan:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Exact, Plan
 from edgetrain.plan.planning import check_planner
 from edgetrain.plan.planning import plan as make_plan
+from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given, plans_ahead
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 
@@ -65,6 +68,7 @@ class Options:
     planner: str = "auto"
     plan_time_s: float = 10.0
     page_to: str | None = None
+    follow: Callable[[], object] | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         check_planner(self.planner)
@@ -73,7 +77,9 @@ class Options:
         if self.clip_norm is not None:
             _above_0("clip_norm", self.clip_norm)
         _above_0("plan_time_s", self.plan_time_s)
-        needs = self.memory_bytes is None and self.process_memory_bytes is None
+        needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
+        if self.follow is not None and self.process_memory_bytes is not None:
+            raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
         if needs and self.planner not in ("auto", "keep-all"):
             raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
         if needs and self.page_to is not None:
@@ -81,13 +87,19 @@ class Options:
 
     @property
     def keeps_all(self) -> bool:
-        return self.memory_bytes is None and self.process_memory_bytes is None and self.planner in ("auto", "keep-all")
+        bounded = (self.memory_bytes, self.process_memory_bytes, self.follow) != (None, None, None)
+        return not bounded and self.planner in ("auto", "keep-all")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Variant:
-    step: CompiledStep
+    """steps: one for each plan of the ladder, where the budget moves; otherwise one."""
+
+    steps: list[CompiledStep]
     captured: Captured
+    ladder: Ladder | None = None
+    watch: BudgetWatch | None = None
+    used: int = 0
 
 
 def prepare(
@@ -96,7 +108,7 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     example: Sequence[Any],
     *,
-    memory: int | float | str | None = None,
+    memory: int | float | str | Callable[[], int | float | str] | None = None,
     process_memory: int | float | str | None = None,
     planner: str = "auto",
     unused: Unused = "error",
@@ -112,7 +124,9 @@ def prepare(
 
     memory: bounds every byte that the step's tensors take: parameters, buffers, optimizer state, inputs, activations,
     gradients, and the workspace of kernels. A number of bytes, or "300MB". What the model holds beside, untouched by
-    the step, is not counted.
+    the step, is not counted. A budget may move: a function that gives the budget of the moment, or "auto", which
+    follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
+    next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
     planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr" or "melon". plan_time_s: for the search of "optimal".
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
@@ -126,11 +140,12 @@ def prepare(
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     """
+    follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
         unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
-        None if memory is None else parse_bytes(memory),
+        None if memory is None or follow is not None else parse_bytes(memory),  # type: ignore[arg-type]
         None if process_memory is None else parse_bytes(process_memory),
-        planner, plan_time_s, None if page_to is None else os.fspath(page_to),
+        planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow,
     )  # fmt: skip
     step = Step(model, loss, optimizer, options)
     step.compiled(*check_example(example))
@@ -176,9 +191,13 @@ class Step:
         self._last: CompiledStep | None = None
         self._channels_last = True  # until a kernel shows that it does not keep that layout
         self._page_to = options.page_to  # until a transfer fails
+        self._steps = 0
+        self.switches: list[Switch] = []  # of a budget that moves
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         result = self._try(batch, lambda step: step(*batch))
+        self._note_fall()
+        self._steps += 1
         if self._options.keep_memory:
             keep_freed_memory()
         return result
@@ -228,8 +247,29 @@ class Step:
         self._variants[key] = variant  # at the end: used last
         while len(self._variants) > MOST_VARIANTS:
             self._variants.pop(next(iter(self._variants)))
-        self._last = variant.step
-        return variant.step
+        self._last = self._chosen(variant)
+        return self._last
+
+    def _chosen(self, variant: _Variant) -> CompiledStep:
+        """The step for the budget of the moment."""
+        if variant.ladder is None or variant.watch is None:
+            return variant.steps[0]
+        begin = time.perf_counter()
+        budget = variant.watch.now()
+        chosen = variant.ladder.within(budget)
+        step = variant.steps[chosen]
+        if chosen != variant.used or self._last is not step:
+            step.take_over(variant.steps[variant.used])
+            variant.used = chosen
+            self.switches.append(
+                Switch(self._steps, budget, step.plan.peak_bytes, False, time.perf_counter() - begin)
+            )  # fmt: skip
+        return step
+
+    def _note_fall(self) -> None:
+        if self._last is not None and self._last.fell is not None:
+            budget, needs, planning_s = self._last.fell
+            self.switches.append(Switch(self._steps, budget, needs, True, planning_s, max(0, needs - budget)))
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep], T]) -> T:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
@@ -294,18 +334,39 @@ class Step:
             if trains_unfused(graph):
                 self._channels_last = False
                 return self._new(batch)
-        plan, costs = self._plan(graph, self._exact(memory_format))
-        step = CompiledStep(
-            graph,
-            plan,
-            self._model,
-            self._optimizer,
-            captured.externals,
-            check_finite=self._options.check_finite,
-            costs=costs,
-            page_to=self._page_to,
-        )
-        return _Variant(step, captured)
+        exact = self._exact(memory_format)
+        if self._options.follow is not None:
+            return self._following(graph, captured, exact)
+        plan, costs = self._plan(graph, exact)
+        return _Variant([self._compiled(graph, plan, captured, costs)], captured)
+
+    def _compiled(
+        self, graph: Graph, plan: Plan, captured: Captured, costs: Costs | None, watch: BudgetWatch | None = None
+    ) -> CompiledStep:
+        return CompiledStep(
+            graph, plan, self._model, self._optimizer, captured.externals,
+            check_finite=self._options.check_finite, costs=costs, page_to=self._page_to, watch=watch,
+        )  # fmt: skip
+
+    def _following(self, graph: Graph, captured: Captured, exact: Exact) -> _Variant:
+        """Plans over the range of budgets, made ahead."""
+        options = self._options
+        planner = "fast" if options.planner == "auto" else options.planner
+        costs = measure_costs(graph, use_cache=options.use_cache, page_to=self._page_to)
+        updates = keep_all(graph, early=not options.check_finite, exact=exact).updates
+
+        def make(budget: int) -> Plan:
+            return make_plan(
+                graph, costs, Budget(budget), planner=planner, time_limit_s=options.plan_time_s, updates=updates,
+                exact=exact, use_cache=options.use_cache,
+            )  # fmt: skip
+
+        ladder = Ladder(plans_ahead(problem(graph, costs, updates), planner, make))
+        assert options.follow is not None
+        moving = automatic(ladder.plans[0].persistent_bytes) if options.follow == "auto" else given(options.follow)
+        watch = BudgetWatch(moving)
+        steps = [self._compiled(graph, plan, captured, costs, watch) for plan in ladder.plans]
+        return _Variant(steps, captured, ladder, watch)
 
     def _plan(self, graph: Graph, exact: Exact) -> tuple[Plan, Costs | None]:
         options = self._options
