@@ -99,9 +99,18 @@ def bytes_from(graph: Graph, plan: Plan) -> list[int]:
     return found[::-1]
 
 
-def least_rest(task: Problem, plan: Plan, at: int, budget_bytes: int, *, lost: Set[int], use_store: bool) -> Plan:
+def least_rest(
+    task: Problem,
+    plan: Plan,
+    at: int,
+    budget_bytes: int,
+    *,
+    lost: Set[int],
+    use_store: bool,
+    prepared: Prepared | None = None,
+) -> Plan:
     """As `rest`, in as few bytes above the budget as are found to do."""
-    prepared, n_bytes = prepare(task), budget_bytes
+    prepared, n_bytes = prepared or prepare(task), budget_bytes
     while n_bytes < STEP * task.keep_all.peak_bytes + budget_bytes:
         found = rest(task, plan, at, n_bytes, lost=lost, use_store=use_store, prepared=prepared)
         if found is not None:

@@ -26,6 +26,7 @@ from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.pagefile import PageFault
+from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem, problem
@@ -138,6 +139,8 @@ class CompiledStep:
         self._checked |= other._checked
         if self._arenas is not None:
             self._arenas[1].shrink()
+        if "_task" in other.__dict__:
+            self._task, self._prepared = other._task, other._prepared
 
     def _new_pages(self, folder: str | Path | None) -> Pages | None:
         if not self.plan.paged:
@@ -293,7 +296,10 @@ class CompiledStep:
         assert self._watch is not None
         begin = time.perf_counter()
         lost = frozenset() if self._pages is None else self._pages.settle()
-        now = least_rest(self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=self._pages is not None)
+        now = least_rest(
+            self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=self._pages is not None,
+            prepared=self._prepared,
+        )  # fmt: skip
         needs = bytes_from(self.graph, now)
         self._watch.following([0] * fell.at + needs[fell.at :])
         following = self._taken_up(now, program, fell, fell.at)
@@ -313,6 +319,10 @@ class CompiledStep:
     def _task(self) -> Problem:
         assert self._costs is not None
         return problem(self.graph, self._costs, self.plan.updates)
+
+    @cached_property
+    def _prepared(self) -> Prepared:
+        return prepare(self._task)
 
     @cached_property
     def _needs(self) -> list[int]:
