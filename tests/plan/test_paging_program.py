@@ -1,4 +1,4 @@
-"""Paging beside recomputing: its rows ask for no more than a schedule holds, its schedules are legal and keep the budget
+"""Paging beside recomputing: its rows ask for no more than a schedule holds, its schedules are legal, keep the budget
 and every limit, and joint planning is never worse than either alone."""
 
 from __future__ import annotations
