@@ -570,7 +570,7 @@ class _Study:
         if joules[0] is not None and joules[1] is not None:
             told = (f"{joules[0]:.3g} J", f"{joules[1]:.3g} J", _change(joules[0], joules[1]))
             rows.append((f"energy above idle, {self._time_words}", *told))
-        if made.order == keep_all.order:
+        if made.items == keep_all.items:
             note = "All of it fits: nothing is computed twice."
             return Table("What a step takes", note, ("", "keep all"), tuple(row[:2] for row in rows))
         return Table("What a step takes", "", ("", "keep all", made.planner, ""), tuple(rows))

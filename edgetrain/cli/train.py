@@ -63,13 +63,18 @@ def train(
         int, typer.Option(help="Steps from one checkpoint to the next; 0: at the end only.")
     ] = 200,
     eval_every: Annotated[int, typer.Option(help="Epochs from one evaluation to the next.", min=1)] = 1,
-    memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Budget for the step's tensors, such as 300MB; auto follows what is available.")
+    ] = None,
     process_memory: Annotated[
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans the step: {', '.join(PLANNERS)}.")] = "auto",
     micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
+    page_to: Annotated[
+        Path | None, typer.Option(help="Folder on this device's storage that tensors may be paged to.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that kernels may use.", min=1)] = None,
     on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
     json: Json = False,
@@ -80,7 +85,7 @@ def train(
     """
     given = {k: (str(v) if isinstance(v, Path) else v) for k, v in locals().items() if k not in ("json", "resume")}
     for amount in (memory, process_memory):
-        if amount is not None:
+        if amount is not None and (amount != "auto" or amount is process_memory):
             parse_bytes(amount)
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
@@ -111,8 +116,8 @@ def train(
             _open(folder, given, resume)
             result = _run(
                 folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
-                memory=memory, process_memory=process_memory, planner=planner, resume=resume, given=given,
-                micro_batches=parts, allow_inexact=allow_inexact,
+                memory=memory, process_memory=process_memory, planner=planner, page_to=page_to, resume=resume,
+                given=given, micro_batches=parts, allow_inexact=allow_inexact,
             )  # fmt: skip
     except KeyboardInterrupt:
         raise stopped(_how_to_go_on(folder, given)) from None
@@ -174,7 +179,8 @@ def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
 def _run(
     folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
     optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
-    planner: str, resume: bool, given: dict[str, Any], micro_batches: int | Literal["auto"], allow_inexact: bool,
+    planner: str, page_to: Path | None, resume: bool, given: dict[str, Any], micro_batches: int | Literal["auto"],
+    allow_inexact: bool,
 ) -> TrainResult:  # fmt: skip
     net.train()
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
@@ -185,7 +191,7 @@ def _run(
         with told_of_batch(given["model"], f"the data set {given['data']}", first):
             step = prepare(
                 net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner,
-                micro_batches=micro_batches, allow_inexact=allow_inexact,
+                page_to=page_to, micro_batches=micro_batches, allow_inexact=allow_inexact,
             )  # fmt: skip
         notes.print(f"step: {step.plan}")
         return step if place.type == "cpu" else lambda *batch: step(*_to(batch, place))
@@ -222,7 +228,7 @@ def _bar(task: Task) -> Iterator[Any]:
         TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f} %"),
         TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
     )  # fmt: skip
-    shown = {"loss": "", "accuracy": "", "rate": "", "memory": ""}
+    shown = {"loss": "", "accuracy": "", "rate": "", "memory": "", "budget": ""}
     with Progress(*columns, console=notes) as progress:
         line: TaskID = progress.add_task("", total=1, epoch="", text="starting")
 
@@ -231,6 +237,9 @@ def _bar(task: Task) -> Iterator[Any]:
                 shown["loss"] = f"loss {p.loss:.4f}"
                 shown["rate"] = f"{p.samples_per_s:,.0f} samples/s" if p.samples_per_s else ""
                 shown["memory"] = show_bytes(p.memory_bytes) if p.memory_bytes else ""
+                if p.budget_bytes is not None and p.plan_bytes is not None:
+                    shown["budget"] = f"plan {show_bytes(p.plan_bytes)} of {show_bytes(p.budget_bytes)}"
+                    shown["budget"] += f", {p.switches - 1} switches" if p.switches > 1 else ""
                 progress.update(line, completed=p.done, total=p.total)
             elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
                 shown["accuracy"] = f"accuracy {100 * p.accuracy:.2f} %"

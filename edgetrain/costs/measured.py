@@ -26,6 +26,7 @@ import torch
 
 from edgetrain import child
 from edgetrain.costs import calls
+from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
 from edgetrain.graph import cache
@@ -46,8 +47,11 @@ def measure_costs(
     use_cache: bool = True,
     progress: child.Progress | None = None,
     most_bytes: int | None = None,
+    page_to: str | Path | None = None,
 ) -> Costs:
     """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done.
+
+    page_to: a folder on the storage that tensors may be paged to; what that costs is measured too.
 
     most_bytes: what measuring may take. An op that takes more by its arguments and results alone is not run; no plan
     within as many bytes can run it so either, and its time is that of another way to run it, or 0.
@@ -76,7 +80,8 @@ def measure_costs(
         _cost(graph, op, {way: known.get(key) for way, key in row.items()})
         for op, row in zip(graph.ops, wanted, strict=True)
     )
-    return Costs(graph.key, "measured", ops, about)
+    store = None if page_to is None else measure_store(page_to, use_cache=use_cache)
+    return Costs(graph.key, "measured", ops, about, store)
 
 
 def _needs(graph: Graph, call: calls.Call) -> int:

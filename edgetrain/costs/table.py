@@ -205,13 +205,13 @@ def from_json(data: Mapping[str, Any]) -> Costs:
         data["origin"],
         tuple(ops),
         {str(key): str(value) for key, value in data["about"].items()},
-        None if data["store"] is None else _store(data["store"]),
+        None if data["store"] is None else store_from_json(data["store"]),
         _number_or_none(data["idle_w"]),
         _number_or_none(data["uncertainty"]),
     )
 
 
-def _store(data: Mapping[str, Any]) -> Store:
+def store_from_json(data: Mapping[str, Any]) -> Store:
     power_w = _number_or_none(data["power_w"])
     store = Store(power_w=power_w, **{name: _number(value) for name, value in data.items() if name != "power_w"})
     if not (store.in_bytes_s > 0 and store.out_bytes_s > 0):

@@ -95,7 +95,7 @@ class Tensor:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Op:
     """One kernel call. `kind` is torch's own name of it (`aten.convolution.default`) or one of ours
     (`edgetrain.sgd.update`).
@@ -116,12 +116,12 @@ class Op:
     random: bool = False
     view: bool = False
 
-    @property
+    @cached_property
     def reads(self) -> tuple[int, ...]:
         """The tensors among its arguments, each once, in order."""
         return tuple(dict.fromkeys(ref.tensor for ref in _refs((*self.args, *(v for _, v in self.kwargs)))))
 
-    @property
+    @cached_property
     def creates(self) -> tuple[int, ...]:
         """The tensors that it makes."""
         return tuple(t for t in self.outputs if t is not None)
@@ -163,6 +163,18 @@ class Graph:
         """The batch, in order. Only the tensors that the step reads are there."""
         found = [(int(s.path), t) for t, s in self.sources.items() if s.sort == "input"]
         return tuple(t for _, t in sorted(found))
+
+    @cached_property
+    def new_storages(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the storages that come to be when it runs."""
+        return tuple(self._new_storages(op) for op in self.ops)
+
+    def _new_storages(self, op: Op) -> tuple[int, ...]:
+        if op.view:
+            return ()
+        read = {self.tensors[t].storage for t in op.reads}
+        made = dict.fromkeys(self.tensors[t].storage for t in op.creates)
+        return tuple(s for s in made if s not in read and self.storages[s].role not in PERSISTENT)
 
     @cached_property
     def key(self) -> str:

@@ -19,6 +19,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -57,6 +58,7 @@ struct State {
   int64_t n_entries = 0;
   bool from_arena = false;
   bool writing = false;
+  bool tight = false;  // pages go back to the system with their block
   int64_t next = 0;        // entry of the program
   int64_t passed = 0;      // entries that did not come
   int64_t improvised = 0;  // requests that were served otherwise
@@ -144,6 +146,13 @@ void note_returned(State& s, void* pointer) {
   s.live.erase(found);
 }
 
+// The whole pages of a part of the arena.
+void hand_back(const State& s, int64_t from, int64_t to) {
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t first = (from + page - 1) / page * page, last = to / page * page;
+  if (last > first) madvise(s.base + first, last - first, MADV_DONTNEED);
+}
+
 void give_back(void* pointer) {
   if (pointer == nullptr) return;
   State& s = state();
@@ -153,7 +162,13 @@ void give_back(void* pointer) {
     if (!s.live.empty()) note_returned(s, pointer);
     const char* p = static_cast<const char*>(pointer);
     ours = s.base != nullptr && p >= s.base && p < s.base + s.reserved;
-    if (ours) s.taken.erase(p - s.base);
+    if (ours) {
+      auto block = s.taken.find(p - s.base);
+      if (block != s.taken.end()) {
+        if (s.tight) hand_back(s, block->first, block->second);
+        s.taken.erase(block);
+      }
+    }
   }
   if (ours) {
     c10::profiledCPUMemoryReporter().Delete(pointer);
@@ -238,6 +253,20 @@ void et_trim(int64_t bytes) {
   s.touched = from;
 }
 
+// Hand the pages between live blocks back to the system, and until `et_stop` those of every block that is returned: what
+// is resident is then what is alive.
+void et_release() {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  int64_t end = 0;
+  for (const auto& [offset, block_end] : s.taken) {
+    hand_back(s, end, offset);
+    end = block_end;
+  }
+  hand_back(s, end, s.touched);
+  s.tight = s.writing;
+}
+
 // The bytes of the arena that may be resident.
 int64_t et_touched() {
   State& s = state();
@@ -272,7 +301,7 @@ void et_start(const Entry* program, int64_t n, bool from_arena) {
 int64_t et_stop(int64_t* counts) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
-  s.writing = false;
+  s.writing = s.tight = false;
   is_step_thread = false;
   counts[0] = s.improvised;
   counts[1] = s.passed + s.n_entries - s.next;

@@ -144,6 +144,13 @@ def resident_bytes() -> int:
     return int(_library().et_touched()) if available() else 0
 
 
+def release() -> None:
+    """Hand the pages of the arena that hold nothing back to the system; within a step, to its end, also those of every
+    block that is returned."""
+    if available():
+        _library().et_release()
+
+
 def trim(n_bytes: int) -> None:
     """Hand the pages of the arena above `n_bytes` back to the system."""
     _library().et_trim(n_bytes)

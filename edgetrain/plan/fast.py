@@ -29,7 +29,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -368,7 +368,7 @@ class Walk(ABC):
                 self.drop(s)
         return None
 
-    def fail(self) -> None:
+    def fail(self) -> NoReturn:
         raise NoRoom([s for at in self.chain for s in self.ready.makes[at]])
 
 

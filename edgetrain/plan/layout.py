@@ -51,6 +51,8 @@ SMALL = 1 / 2000
 # The parts of the time limit that the first search and `improve` may take; the second search gets what is left.
 CORE_TIME, IMPROVE_TIME = 0.4, 0.4
 
+_NO_GAP = np.iinfo(np.int64).max
+
 Ints = npt.NDArray[np.int64]
 Starts = list[tuple[list[int], Fit]]  # orders to begin with, each with its fit
 
@@ -258,10 +260,8 @@ class _Shelf:
         tops = np.maximum.accumulate(high[beside])
         gaps = low[beside]  # indexed by an array, so a copy
         gaps[1:] -= tops[:-1]
-        if fit == "first":
-            place = int((gaps >= size).argmax())
-        else:
-            place = int(np.where(gaps >= size, gaps, np.iinfo(np.int64).max).argmin())
+        fits = gaps >= size
+        place = int(fits.argmax() if fit == "first" else np.where(fits, gaps, _NO_GAP).argmin())
         if gaps[place] < size:
             return int(tops[-1])
         return int(tops[place - 1]) if place else 0

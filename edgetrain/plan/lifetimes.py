@@ -52,12 +52,7 @@ def made_by(graph: Graph) -> dict[int, int]:
 
 def new_storages(graph: Graph, number: int) -> tuple[int, ...]:
     """The storages that come to be when the op runs."""
-    op = graph.ops[number]
-    if op.view:
-        return ()
-    read = {graph.tensors[t].storage for t in op.reads}
-    made = dict.fromkeys(graph.tensors[t].storage for t in op.creates)
-    return tuple(s for s in made if s not in read and graph.storages[s].role not in PERSISTENT)
+    return graph.new_storages[number]
 
 
 def results(graph: Graph) -> set[int]:

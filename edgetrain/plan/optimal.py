@@ -27,6 +27,7 @@ import numpy as np
 
 from edgetrain.errors import InternalError
 from edgetrain.plan.budget import Objective
+from edgetrain.plan.page_instead import page_instead
 from edgetrain.plan.paging_program import PagingFormulation
 from edgetrain.plan.plan import Item
 from edgetrain.plan.problem import Problem
@@ -226,6 +227,13 @@ def optimal(
                 problem, budget_bytes, aim=part, start=start, time_limit_s=PART_ALONE * time_limit_s, gap=gap
             )  # fmt: skip
             start = found.order or start
+        if start is not None:
+            search = _Search(problem, budget_bytes, aim, DEPTH)
+            if search.keeps(start):
+                start = page_instead(
+                    problem, start, budget_bytes, search.worth, until=time.monotonic() + PART_ALONE * time_limit_s,
+                    overlap=aim.overlap,
+                )  # fmt: skip
     depth = _depth(problem)
     while True:
         found = _at_depth(problem, budget_bytes, aim, start, end, gap, depth)
@@ -302,11 +310,14 @@ class _Search:
             raise InternalError("a plan is sought by energy, and its costs know none")
         return timing.energy_j
 
+    def worth(self, timing: Timing) -> float:
+        """What is to be least; without end where a limit is not kept."""
+        within = all(self._value(timing, what) <= most for what, most in self.aim.most.items())
+        return self._value(timing) if within else math.inf
+
     def keeps(self, order: Sequence[Item]) -> bool:
         """Whether an order keeps every limit."""
-        timing = self._timing(order) if self.aim.most else None
-        within = timing is None or all(self._value(timing, what) <= most for what, most in self.aim.most.items())
-        return within and self.problem.peak_bytes(order) <= self.budget
+        return math.isfinite(self.worth(self._timing(order))) and self.problem.peak_bytes(order) <= self.budget
 
     def take(self, order: tuple[Item, ...]) -> bool:
         """Whether the order, which keeps the budget, is the best so far."""

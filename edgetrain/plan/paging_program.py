@@ -1,20 +1,22 @@
 """The program of `program.py` with a store beside recomputation: what is paged out, and when it is paged in.
 
-Class of schedules: a storage is paged out at most once, right after its last use in the forward pass; it is freed there
-where the write alone would be over, if nothing but the step's own ops ran meanwhile. It is paged in before any of its
-points, beginning where the read alone would take until that point. So what is on its way counts, position by position.
+Class of schedules: a storage is paged out at most once, right after its last use in the forward pass, and is paged in
+before any of its points. Each transfer runs beside the ops, or everything waits for it. Beside the ops, a storage that
+goes is freed where the write alone would be over, and one that comes gets its memory where the read alone would take
+until its point, if nothing but the step's own ops ran meanwhile; so what is on its way counts, position by position.
 
                   forward                    │ backward
     storage s   make ── use ├─ write ─┤      │      ├─ read ─┤ point
                             out       freed  │      in
-    O[s]        1: it goes to the store      I[s,t]     1: it comes back for point t
+    O[s,w]      1: it goes to the store      I[s,t,w]   1: it comes back for point t        w: all wait for it
 
-    need, inputs, retention     as in program.py, with I[s,t] beside K and R
-    store      I[s,t] ≤ O[s];  O[s] + K[s,0] ≤ 1
+    need, inputs, retention     as in program.py, with I beside K and R
+    store      Σ_w I[s,t,w] ≤ Σ_w O[s,w];  Σ_w O[s,w] + K[s,0] ≤ 1
     memory     what is on its way counts by O and I
     channel    the store moves one thing at a time: what must be moved between two instants takes no longer than the
                ops, the recomputes X and the waiting W between them
-    least      Σ R·time + Σ W, or the energy of the recomputes, the transfers and of idling all the while
+    least      Σ R·time + Σ W + the transfers that all wait for; or the energy of the recomputes, the transfers and of
+               idling all the while
 
 The channel has a row for each pair of instants out of a few (`INSTANTS`), so a solution may wait a little longer than
 it says; the schedule is played through to know (`timing.py`), and the bound stays one.
@@ -40,8 +42,8 @@ LEAST_PART = 1 / 1000  # of what keeping all takes above what lasts: smaller sto
 
 class PagingFormulation(Formulation):
     """
-    written: storage → the op before which it is freed when it is paged out.
-    begin:   storage, point → the op before which it begins to come back.
+    freed: storage, whether all wait → the op before which it is freed when it is paged out.
+    begin: storage, point, whether all wait → the op before which it gets memory again.
     """
 
     def __init__(
@@ -56,20 +58,20 @@ class PagingFormulation(Formulation):
         super().__init__(problem, depth=depth, reach=reach, recompute=recompute)
         assert problem.costs.store is not None
         self.store: Store = problem.costs.store
-        self.overlap = overlap
+        self.ways = (False, True) if overlap else (True,)
         self.time_at = np.cumsum([0.0, *(problem.costs.ops[number].time_s for number in self.ops)])
-        self.written: dict[int, int] = {}
-        self.begin: dict[tuple[int, int], int] = {}
-        self.O: dict[int, int] = {}
-        self.I: dict[tuple[int, int], int] = {}
+        self.freed: dict[tuple[int, bool], int] = {}
+        self.begin: dict[tuple[int, int, bool], int] = {}
+        self.O: dict[tuple[int, bool], int] = {}
+        self.I: dict[tuple[int, int, bool], int] = {}
         for s in self._worth_paging():
             self._page(s)
-        self._paged_for: dict[int, list[int]] = {}
-        for s, point in self.I:
-            self._paged_for.setdefault(point, []).append(s)
+        self._paged_for: dict[int, list[tuple[int, int]]] = {}  # point → storages, and the variables that bring them
+        for (s, point, _), v in self.I.items():
+            self._paged_for.setdefault(point, []).append((s, v))
+        self._storage = {v: key[0] for key, v in (*self.O.items(), *self.I.items())}
         self._transit: dict[int, Row] = {}
         self._count_transit()
-        self._storage = {v: s for s, v in self.O.items()} | {v: s for (s, _), v in self.I.items()}
         self._add_channel()
 
     # ---- the variables
@@ -87,50 +89,66 @@ class PagingFormulation(Formulation):
         return found
 
     def _page(self, s: int) -> None:
-        first, n_bytes, store = self.forward_last[s] + 1, self.problem.size[s], self.store
-        out_s, in_s = store.out_s(n_bytes), store.in_s(n_bytes)
-        written = bisect_left(self.time_at, self.time_at[first] + out_s) if self.overlap else first
-        begins = {}
-        for before, point in zip((written - 1, *self.points[s]), self.points[s], strict=False):
-            begin = bisect_right(self.time_at, self.time_at[point] - in_s) - 1 if self.overlap else point
-            if written <= point:
-                begins[point] = max(min(begin, point), before + 1, written)
-        if not begins:
+        first, points = self.forward_last[s] + 1, self.points[s]
+        out_s, in_s = self.store.out_s(self.problem.size[s]), self.store.in_s(self.problem.size[s])
+        for waits in self.ways:
+            freed = first if waits else int(bisect_left(self.time_at, self.time_at[first] + out_s))
+            if freed > points[-1] or (freed == first and not waits):
+                continue
+            self.freed[s, waits] = freed
+            self.O[s, waits] = self._variable()
+        if not any((s, waits) in self.O for waits in self.ways):
             return
-        self.written[s] = written
-        self.O[s] = self._variable()
-        for point, begin in begins.items():
-            self.begin[s, point] = begin
-            self.I[s, point] = self._variable()
+        earliest = min(self.freed[s, waits] for waits in self.ways if (s, waits) in self.O)
+        for before, point in zip((first - 1, *points), points, strict=False):
+            for waits in self.ways:
+                begin = point if waits else self.begin_of(point, in_s)
+                begin = max(begin, before + 1, earliest)
+                if begin > point or (begin == point and not waits):
+                    continue
+                self.begin[s, point, waits] = begin
+                self.I[s, point, waits] = self._variable()
+
+    def begin_of(self, point: int, in_s: float) -> int:
+        """The op with which a read that ends at the point begins, if it runs beside the ops."""
+        return max(int(bisect_right(self.time_at, self.time_at[point] - in_s)) - 1, 0)
 
     def _count_transit(self) -> None:
         size = self.problem.size
-        for s, v in self.O.items():
-            for index in range(self.forward_last[s] + 1, self.written[s]):
+        for (s, waits), v in self.O.items():
+            for index in range(self.forward_last[s] + 1, self.freed[s, waits]):
                 self._transit.setdefault(index, {})[v] = float(size[s])
-        for (s, point), v in self.I.items():
-            for index in range(self.begin[s, point], point):
+        for (s, point, waits), v in self.I.items():
+            for index in range(self.begin[s, point, waits], point):
                 self._transit.setdefault(index, {})[v] = float(size[s])
 
     def transit(self, index: int) -> Row:
         return self._transit.get(index, {})
 
     def arrived(self, t: int, own: Set[int]) -> Row:
-        return {self.I[s, t]: float(self.problem.size[s]) for s in self._paged_for.get(t, ()) if s not in own}
+        return {v: float(self.problem.size[s]) for s, v in self._paged_for.get(t, ()) if s not in own}
 
     # ---- the rows
 
     def present(self, s: int, stage: int) -> list[int]:
-        found = super().present(s, stage)
-        paged = self.I.get((s, stage))
-        return found if paged is None else [*found, paged]
+        return [*super().present(s, stage), *self._brings(s, stage)]
+
+    def _brings(self, s: int, point: int) -> list[int]:
+        return [self.I[s, point, waits] for waits in self.ways if (s, point, waits) in self.I]
+
+    def _sends(self, s: int) -> list[int]:
+        return [self.O[s, waits] for waits in self.ways if (s, waits) in self.O]
 
     def logic(self) -> Iterator[tuple[Row, float]]:
         yield from super().logic()
-        for (s, _), v in self.I.items():
-            yield {v: 1.0, self.O[s]: -1.0}, 0.0
-        for s, v in self.O.items():
-            yield {v: 1.0, self.K[s, 0]: 1.0}, 1.0
+        for s, point in {(s, point) for s, point, _ in self.I}:
+            yield dict.fromkeys(self._brings(s, point), 1.0) | dict.fromkeys(self._sends(s), -1.0), 0.0
+        for s in {s for s, _ in self.O}:
+            yield dict.fromkeys((*self._sends(s), self.K[s, 0]), 1.0), 1.0
+        for (s, point, waits), v in self.I.items():
+            # It cannot come back before it has gone.
+            late = [self.O[s, w] for w in self.ways if self.freed.get((s, w), -1) > self.begin[s, point, waits]]
+            yield from (({v: 1.0, o: 1.0}, 1.0) for o in late)
 
     # ---- the channel
 
@@ -145,20 +163,17 @@ class PagingFormulation(Formulation):
         self.continuous = [*self.W, *self.X]
         self.moved: dict[tuple[int, int], int] = {}  # part where it begins, part where it is over → seconds
         self._moves: dict[tuple[int, int], Row] = {}
-        if not self.overlap:
-            return
-        for (s, point), v in self.I.items():
-            n_bytes, first = self.problem.size[s], point == self._first_paged(s)
-            self._move(self._part(self.begin[s, point]), self._part(point - 1), v, self.store.in_s(n_bytes))
-            if first:
-                begin = self._part(self.forward_last[s] + 1)
-                self._move(begin, self._part(point - 1), v, self.store.out_s(n_bytes))
+        for (s, point, waits), v in self.I.items():
+            if not waits:
+                begin, end = self._part(self.begin[s, point, waits]), self._part(point - 1)
+                self._move(begin, end, v, self.store.in_s(self.problem.size[s]))
+        for (s, waits), v in self.O.items():
+            if not waits:
+                begin, end = self._part(self.forward_last[s] + 1), self._part(self.freed[s, waits] - 1)
+                self._move(begin, end, v, self.store.out_s(self.problem.size[s]))
         for key in self._moves:
             self.moved[key] = self._variable()
         self.continuous += self.moved.values()
-
-    def _first_paged(self, s: int) -> int:
-        return next(point for point in self.points[s] if (s, point) in self.I)
 
     def _part(self, index: int) -> int:
         return min(bisect_right(self.instants, index), len(self.instants) - 1) - 1
@@ -185,44 +200,52 @@ class PagingFormulation(Formulation):
 
     def extra(self, objective: Objective) -> Row:
         size, store = self.problem.size, self.store
-        moving = {v: store.out_s(size[s]) for s, v in self.O.items()}
-        moving |= {v: store.in_s(size[s]) for (s, _), v in self.I.items()}
+        moving = {(v, waits): store.out_s(size[s]) for (s, waits), v in self.O.items()}
+        moving |= {(v, waits): store.in_s(size[s]) for (s, _, waits), v in self.I.items()}
         found = super().extra(objective)
-        for v, seconds in moving.items():
+        for (v, waits), seconds in moving.items():
             joules = None if store.power_w is None else store.power_w * seconds
-            found[v] = self._weigh(objective, 0.0 if self.overlap else seconds, joules)
+            found[v] = self._weigh(objective, seconds if waits else 0.0, joules)
         return found | dict.fromkeys(self.W, self._weigh(objective, 1.0, 0.0))
 
     # ---- from a solution to an order and back
 
     def between(self, first: int, last: int) -> list[int]:
-        near = {s for s, point in self.I if first <= point <= last}
-        back = [v for (s, point), v in self.I.items() if s in near and first <= point]
-        return [*super().between(first, last), *back, *(self.O[s] for s in near)]
+        near = {s for s, point, _ in self.I if first <= point <= last}
+        back = [v for (s, point, _), v in self.I.items() if s in near and first <= point]
+        return [*super().between(first, last), *back, *(v for s in near for v in self._sends(s))]
 
     def brought(self, order: Sequence[Item]) -> dict[int, set[int]]:
-        found: dict[int, set[int]] = {}
-        coming: list[int] = []
+        return {s: set(points) for s, points in self._comings(order).items()}
+
+    def _comings(self, order: Sequence[Item]) -> dict[int, dict[int, bool]]:
+        """Storage → the points for which it is paged in, and whether it gets its memory there alone."""
+        found: dict[int, dict[int, bool]] = {}
+        coming: dict[int, int] = {}  # storage → the op before which it gets memory
         done: set[int] = set()
+        begun: list[int] = []
         for item in order:
             if isinstance(item, PageIn):
-                coming.append(item.storage)
+                begun.append(item.storage)
             elif isinstance(item, int) and item in self.at and item not in done:
                 done.add(item)
-                for s in [s for s in coming if (s, self.at[item]) in self.I]:
-                    found.setdefault(s, set()).add(self.at[item])
-                    coming.remove(s)
+                index = self.at[item]
+                coming.update(dict.fromkeys(begun, index))
+                begun.clear()
+                for s in [s for s in coming if self._brings(s, index)]:
+                    found.setdefault(s, {})[index] = coming.pop(s) == index
         return found
 
     def values(self, order: Sequence[Item]) -> Values | None:
         found = super().values(order)
         if found is None:
             return None
-        for s, stages in self.brought(order).items():
-            found[self.O[s]] = 1.0
-            found[[self.I[s, t] for t in stages]] = 1.0
-        if self.overlap:
-            self._fill_channel(found)
+        for s, points in self._comings(order).items():
+            # The last of what there is: it waits, and is always possible.
+            found[self._sends(s)[0]] = 1.0
+            for point, alone in points.items():
+                found[self._brings(s, point)[-1 if alone else 0]] = 1.0
+        self._fill_channel(found)
         return found
 
     def _fill_channel(self, values: Values) -> None:
@@ -239,9 +262,9 @@ class PagingFormulation(Formulation):
                 values[self.W[b - 1]] += max(0.0, moved - there)
 
     def _there(self, values: Values, t: int, i: int, s: int) -> int | None:
-        paged = self.I.get((s, t))
+        paged = (v for v in self._brings(s, t) if values[v] > 0.5)
         found = super()._there(values, t, i, s)
-        return paged if found is None and paged is not None and values[paged] > 0.5 else found
+        return next(paged, None) if found is None else found
 
     def _reasons(self, values: Values, t: int, i: int, s: int) -> list[int] | None:
         moving = (v for v in self.transit(t) if self._storage[v] == s and values[v] > 0.5)
@@ -249,24 +272,20 @@ class PagingFormulation(Formulation):
         return [found] if found is not None else super()._reasons(values, t, i, s)
 
     def _before(self, index: int, values: Values) -> list[Item]:
-        out: list[Item] = [Free(s) for s, written in self.written.items() if written == index and self._goes(s, values)]
-        back = [
-            PageIn(s)
-            for (s, point), begin in self.begin.items()
-            if begin == index and self._comes(s, point, values)
-        ]  # fmt: skip
-        return [*out, *back]
+        """What has gone is freed, and what comes gets memory."""
+        freed = (s for (s, waits), at in self.freed.items() if at == index and values[self.O[s, waits]] > 0.5)
+        begun = (key for key, at in self.begin.items() if at == index and values[self.I[key]] > 0.5)
+        gone: list[Item] = [Free(s) for s in freed if self._goes(s, values)]
+        return [*gone, *dict.fromkeys(PageIn(s) for s, point, _ in begun if self._comes(s, point, values))]
 
     def _after(self, index: int, values: Values) -> list[Item]:
-        return [PageOut(s) for s in self.O if self.forward_last[s] == index and self._goes(s, values)]
+        ends = {s for s, _ in self.O if self.forward_last[s] == index}
+        return [PageOut(s) for s in sorted(ends) if self._goes(s, values)]
 
     def _goes(self, s: int, values: Values) -> bool:
         return any(self._comes(s, point, values) for point in self.points[s])
 
     def _comes(self, s: int, point: int, values: Values) -> bool:
-        v = self.I.get((s, point))
-        if v is None or values[v] < 0.5:
-            return False
-        # Where it is kept all the same, or made again, nothing has to come.
-        others = super().present(s, point)
-        return all(values[other] < 0.5 for other in others)
+        """Where it is kept all the same, or made again, nothing has to come."""
+        brought = any(values[v] > 0.5 for v in self._brings(s, point))
+        return brought and all(values[v] < 0.5 for v in super().present(s, point))

@@ -23,6 +23,7 @@ from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
+from edgetrain.plan.melon import melon
 from edgetrain.plan.optimal import Aim, Found, optimal, smallest
 from edgetrain.plan.plan import (
     Bound,
@@ -42,7 +43,7 @@ from edgetrain.plan.sage import sage
 from edgetrain.plan.validate import validate
 
 Planner = Callable[[Problem, int], tuple[int, ...] | None]
-SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr, "sage": sage}
+SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr, "melon": melon, "sage": sage}
 STARTS = 48  # greedy walks from which the best one is what "optimal" starts from: half a second
 SMALLEST = "as small as can be"
 SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought
@@ -175,7 +176,9 @@ class _Planning:
         planner = SIMPLE[self.planner]
         order = planner(self.task, budget)
         if order is None:
-            raise _infeasible(self.task, budget, *_smallest_by(self.task, planner))
+            order, smallest_bytes = smallest_by(self.task, planner)
+            if smallest_bytes > budget:  # a greedy planner may fail here and keep a smaller budget
+                raise _infeasible(self.task, budget, order, smallest_bytes)
         return self._kept(self.task.plan(order, planner=self.planner))
 
     def _optimal(self, budget: int, below: Plan | None) -> Plan:
@@ -233,7 +236,7 @@ class _Planning:
         task, known = self.task, self._known(SMALLEST if not self.aim.page else f"{SMALLEST}, {self.aim}")
         least = known.keeping(task.keep_all.peak_bytes)
         if least is None:
-            greedy, _ = _smallest_by(task, fast)
+            greedy, _ = smallest_by(task, fast)
             orders: list[Sequence[Item]] = [greedy] if self.aim.recompute else [task.order]
             with contextlib.suppress(child.Ended):
                 found = child.forked(
@@ -258,7 +261,7 @@ def _why_not_paged(task: Problem, made: Plan) -> str:
     )
 
 
-def _smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
+def smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
     """The smallest budget that a planner was found to keep, by bisection, and its order there."""
     best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
     while high - low > SMALLEST_STEP * high:

@@ -121,12 +121,17 @@ class Problem:
         return play(self.graph, self.actions(order), self.costs, overlap=overlap)
 
     def moments(self, order: Sequence[Item]) -> list[lifetimes.Moment]:
-        return lifetimes.timeline(
-            self.graph, self.actions(order), copies=self.updates == "guarded", workspace=self.costs.workspace_bytes
-        )
+        return self._moments(self.actions(order))
+
+    def _moments(self, actions: Sequence[Action]) -> list[lifetimes.Moment]:
+        copies = self.updates == "guarded"
+        return lifetimes.timeline(self.graph, actions, copies=copies, workspace=self.costs.workspace_bytes)
 
     def peak_bytes(self, order: Sequence[Item]) -> int:
-        return max((m.most_bytes for m in self.moments(order)), default=0)
+        return self.peak_of(self.actions(order))
+
+    def peak_of(self, actions: Sequence[Action]) -> int:
+        return max((m.most_bytes for m in self._moments(actions)), default=0)
 
     def plan(
         self, order: Sequence[Item], *, planner: str, exact: Exact = "bitwise", bound: Bound | None = None

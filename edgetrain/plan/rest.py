@@ -17,6 +17,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from edgetrain.errors import InternalError
+from edgetrain.graph.ir import Graph
 from edgetrain.plan import lifetimes
 from edgetrain.plan.fast import NoRoom, Prepared, prepare
 from edgetrain.plan.keep_all import plan_with
@@ -84,9 +85,32 @@ def rest(
     return plan_with(task.graph, plan, _joined(task, past, now.alive, coming))
 
 
-def least_rest(task: Problem, plan: Plan, at: int, budget_bytes: int, *, lost: Set[int], use_store: bool) -> Plan:
+def bytes_from(graph: Graph, plan: Plan) -> list[int]:
+    """For each action of the plan, the most that is held from there to the end."""
+    copies = plan.updates == "guarded"
+    moments = lifetimes.timeline(graph, plan.schedule, copies=copies, workspace=plan.workspace_bytes)
+    found: list[int] = []
+    most, left = 0, len(moments)
+    for action in reversed(plan.schedule):
+        if isinstance(action, Compute):
+            left -= 1
+            most = max(most, moments[left].most_bytes)
+        found.append(most)
+    return found[::-1]
+
+
+def least_rest(
+    task: Problem,
+    plan: Plan,
+    at: int,
+    budget_bytes: int,
+    *,
+    lost: Set[int],
+    use_store: bool,
+    prepared: Prepared | None = None,
+) -> Plan:
     """As `rest`, in as few bytes above the budget as are found to do."""
-    prepared, n_bytes = prepare(task), budget_bytes
+    prepared, n_bytes = prepared or prepare(task), budget_bytes
     while n_bytes < STEP * task.keep_all.peak_bytes + budget_bytes:
         found = rest(task, plan, at, n_bytes, lost=lost, use_store=use_store, prepared=prepared)
         if found is not None:

@@ -14,6 +14,8 @@ that are still as they were; so a storage is read back only where that is possib
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from edgetrain.costs.table import Way
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op
@@ -39,10 +41,17 @@ class _Play:
         self.bytes_of: dict[int, int] = {}  # the storages that are there now
         self.made: dict[int, set[int]] = {}  # storage → its tensors that are there now
         self.done: set[int] = set()
-        self.first_pending = 0  # every op before this one has run
         self.version: dict[int, int] = {}
         self.expected = _versions(graph)
         self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
+        self.touching: dict[int, list[int]] = {}  # storage → the ops that touch it
+        self.writing: dict[int, list[int]] = {}  # storage → the ops that change it in place
+        for number, touched in enumerate(self.touched):
+            for s in touched:
+                self.touching.setdefault(s, []).append(number)
+            for s in graph.ops[number].writes:
+                self.writing.setdefault(s, []).append(number)
+        self.drawing = [number for number, op in enumerate(graph.ops) if op.random]
         self.maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
         self.stored: dict[int, int] = {}  # the storages that are in the store, and the version there
         self.coming: set[int] = set()  # paged in, and read by nobody so far
@@ -54,7 +63,7 @@ class _Play:
                 self.bytes_of[number] = storage.n_bytes
         for t in graph.sources:
             self.made.setdefault(graph.tensors[t].storage, set()).add(t)
-        self.lasting = sum(self.bytes_of.values())
+        self.lasting = self.held = sum(self.bytes_of.values())
 
     def run(self) -> None:
         for action in self.plan.schedule:
@@ -103,19 +112,20 @@ class _Play:
             self._overwrite(action)
         workspace = self.plan.workspace_bytes.get(way, {}).get(action.op, 0)
         self._make(op)
-        self.peak = max(self.peak, sum(self.bytes_of.values()) + self.undo + workspace)
+        self.peak = max(self.peak, self.held + self.undo + workspace)
 
     def _first_time(self, number: int) -> None:
         op = self.graph.ops[number]
         self.updating |= op.phase == "update"
         apart = self.plan.updates != "together" or op.phase == "update" or not self.updating
         self._require(apart, f"{op.name} runs after an update, and the updates are to run together")
-        for earlier in range(self.first_pending, number):
-            if earlier not in self.done:
-                self._may_overtake(number, earlier)
+        for earlier in self._in_the_way(number):
+            if earlier < number and earlier not in self.done:
+                self._require(
+                    False, f"{op.name} overtakes {self.graph.ops[earlier].name}, which touches the same storage or "
+                    "random stream",
+                )  # fmt: skip
         self.done.add(number)
-        while self.first_pending in self.done:
-            self.first_pending += 1
         for storage in op.writes:
             lasts = self.graph.storages[storage].role in PERSISTENT
             if lasts and (op.phase != "update" or self.plan.updates == "guarded"):
@@ -128,7 +138,7 @@ class _Play:
             if not op.view and storage not in read and t in self.made.get(storage, ()):
                 self._require(False, f"{op.name} makes {self.graph.tensors[t].name}, which is there")
             if storage not in self.bytes_of:
-                self.bytes_of[storage] = self.graph.storages[storage].n_bytes
+                self._take(storage)
                 self.version[storage] = 0
             self.made.setdefault(storage, set()).add(t)
 
@@ -143,10 +153,14 @@ class _Play:
             self.stored[s] = self.version.get(s, 0)
             return
         self._require(s in self.stored and s not in self.bytes_of, f"storage {s} is paged in: not stored, or there")
-        self.bytes_of[s] = self.graph.storages[s].n_bytes
+        self._take(s)
         self.made[s], self.version[s] = {whole[0]}, self.stored[s]
         self.coming.add(s)
-        self.peak = max(self.peak, sum(self.bytes_of.values()) + self.undo)
+        self.peak = max(self.peak, self.held + self.undo)
+
+    def _take(self, storage: int) -> None:
+        self.bytes_of[storage] = self.graph.storages[storage].n_bytes
+        self.held += self.bytes_of[storage]
 
     def _is_whole(self, t: int, storage: int) -> bool:
         tensor = self.graph.tensors[t]
@@ -181,13 +195,16 @@ class _Play:
                     waiting.append(read)
         return None
 
-    def _may_overtake(self, op: int, earlier: int) -> None:
-        """An op may run before one that stands earlier in the graph only if neither changes what the other touches and
-        they do not both draw random numbers."""
-        a, b = self.graph.ops[op], self.graph.ops[earlier]
-        clash = not self.touched[earlier].isdisjoint(a.writes) or not self.touched[op].isdisjoint(b.writes)
-        clash = clash or (a.random and b.random)
-        self._require(not clash, f"{a.name} overtakes {b.name}, which touches the same storage or random stream")
+    def _in_the_way(self, number: int) -> Iterator[int]:
+        """The ops that may not change places with this one: one of the two changes what the other touches, or both draw
+        random numbers."""
+        op = self.graph.ops[number]
+        for storage in op.writes:
+            yield from self.touching.get(storage, ())
+        for storage in self.touched[number]:
+            yield from self.writing.get(storage, ())
+        if op.random:
+            yield from self.drawing
 
     def _overwrite(self, action: Compute) -> None:
         op, into = self.graph.ops[action.op], action.into
@@ -206,7 +223,7 @@ class _Play:
     def _free(self, storage: int) -> None:
         self._require(storage in self.bytes_of, f"storage {storage} is freed, but is not there")
         self._require(self.graph.storages[storage].role not in PERSISTENT, f"storage {storage} must outlive the step")
-        del self.bytes_of[storage]
+        self.held -= self.bytes_of.pop(storage)
         self.made.pop(storage, None)
         self.coming.discard(storage)
 

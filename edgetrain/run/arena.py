@@ -40,6 +40,11 @@ class StepArena:
             self._program = program(recording.events)
             arena.trim(self._program.height_bytes)
 
+    def shrink(self) -> None:
+        """Hand back what the arena has above the height of this step."""
+        if self._program is not None:
+            arena.trim(self._program.height_bytes)
+
 
 @contextmanager
 def from_arena(least_bytes: int = 0) -> Iterator[arena.Recording]:

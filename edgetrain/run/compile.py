@@ -3,7 +3,7 @@
 In:  a graph, and a plan that is valid for it.
 Out: `Program`, whose `run` is a function without branches or look-ups; its text is kept in `source`.
 
-    def step(batch, held, states, given, fresh, undo, interrupt, look, pages, rest):
+    def step(batch, held, states, given, fresh, undo, interrupt, look, pages, watch, rest):
         t0, t1 = batch
         t2, t3, … = held
         t10 = f0(t0, t2, None, (1, 1), …)       # convolution_1, features.0
@@ -57,7 +57,7 @@ class Program:
     random:  the step draws random numbers.
     allocates_late: an update needs memory of its own, so it could fail after another one was made.
     taken_up: the variables that `run` takes from `rest`, where it goes on with a step that has begun.
-    looks, rehearses: how it was built.
+    looks, rehearses, watched: how it was built.
     """
 
     run: Callable[..., Any]
@@ -69,6 +69,7 @@ class Program:
     taken_up: tuple[str, ...] = ()
     looks: bool = False
     rehearses: bool = False
+    watched: bool = False
 
 
 def build(
@@ -81,15 +82,19 @@ def build(
     outputs: Sequence[int] | None = None,
     start: int = 0,
     resumable: bool = False,
+    watched: bool = False,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
     look: call `look(op number)` before each op and `look(op number, one tensor of each live storage, what it made)`
     after. outputs: what to return, where it is not the loss alone.
     start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
+    watched: call `watch(place in the schedule)` before each op.
     """
     validate(graph, plan)
-    writer = _Writer(graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable)
+    writer = _Writer(
+        graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched
+    )
     lines = list(writer.lines(outputs, start))
     source = "\n".join(lines) + "\n"
     code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
@@ -104,6 +109,7 @@ def build(
         taken_up=writer.taken_up,
         looks=look,
         rehearses=rehearse,
+        watched=watched,
     )
 
 
@@ -114,8 +120,17 @@ def slots(plan: Plan) -> dict[int, int]:
 
 class _Writer:
     def __init__(
-        self, graph: Graph, plan: Plan, *, check_finite: bool, look: bool, rehearse: bool, resumable: bool
+        self,
+        graph: Graph,
+        plan: Plan,
+        *,
+        check_finite: bool,
+        look: bool,
+        rehearse: bool,
+        resumable: bool,
+        watched: bool,
     ) -> None:
+        self.watched = watched
         self.graph, self.plan = graph, plan
         self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
         self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
@@ -142,7 +157,7 @@ class _Writer:
         self.coming: set[int] = set()  # or in
 
     def lines(self, outputs: Sequence[int] | None, start: int) -> Iterator[str]:
-        yield "def step(batch, held, states, given, fresh, undo, interrupt, look, pages, rest):"
+        yield "def step(batch, held, states, given, fresh, undo, interrupt, look, pages, watch, rest):"
         for name, group in (("batch", self.graph.inputs), ("held", self.held)):
             if group:
                 yield f"    {', '.join(f't{t}' for t in group)}, = {name}"
@@ -179,6 +194,8 @@ class _Writer:
         if changes and self.plan.updates != "guarded" and not self.held_back:
             self.held_back = True
             yield "    interrupt.hold()"
+        if self.watched and not op.view:
+            yield f"    watch({at})"
         read = {self.graph.tensors[t].storage for t in op.reads}
         yield from self._wait([s for s in read if s in self.coming or s == action.into], at)
         if self.look:

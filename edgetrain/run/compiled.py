@@ -8,6 +8,7 @@ Out: `CompiledStep`: call it with a batch of exactly the captured shapes. It cha
 from __future__ import annotations
 
 import dataclasses
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,10 +27,12 @@ from edgetrain.graph.ir import PERSISTENT, Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.pagefile import PageFault
+from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.problem import problem
-from edgetrain.plan.rest import least_rest
+from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.rest import bytes_from, least_rest
+from edgetrain.run.adaptive import BudgetFell, BudgetWatch
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.compile import NotFinite, Program, build
 from edgetrain.run.memory import MemoryTrace, trace
@@ -84,8 +87,11 @@ class CompiledStep:
         check_finite: bool = False,
         costs: Costs | None = None,
         page_to: str | Path | None = None,
+        watch: BudgetWatch | None = None,
     ) -> None:
         self.graph, self.plan = graph, plan
+        self._watch = watch
+        self.fell: tuple[int, int, float] | None = None  # in the last step: the budget, what the rest took, planning
         self._model, self._optimizer, self._externals = model, optimizer, externals
         self._check_finite, self._costs = check_finite, costs
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
@@ -93,7 +99,7 @@ class CompiledStep:
         self._accumulates_only = accumulates_only(graph)
         self._kind = optimizers.kind_of(optimizer)
         self._pages = self._new_pages(page_to)
-        self._program = self._build(plan)
+        self._program = self._build(plan, watched=watch is not None)
         self._checked = False
         self.page_fault: str | None = None  # why the last transfer failed that did
         self._arenas = self._new_arenas(costs)
@@ -123,11 +129,22 @@ class CompiledStep:
         self._execute(program, batch, keep=False, look=self._check)
         self._checked = True
 
-    def _build(self, plan: Plan, *, look: bool = False, rehearse: bool = False, start: int = 0) -> Program:
+    def _build(
+        self, plan: Plan, *, look: bool = False, rehearse: bool = False, watched: bool = False, start: int = 0
+    ) -> Program:
         return build(
             self.graph, plan, check_finite=self._check_finite, look=look, rehearse=rehearse, start=start,
-            resumable=self._pages is not None,
+            resumable=self._pages is not None or self._watch is not None, watched=watched,
         )  # fmt: skip
+
+    def take_over(self, other: CompiledStep) -> None:
+        """From another plan of the same graph: what was rehearsed there need not be here, and memory of the arena that
+        this plan does not need goes back."""
+        self._checked |= other._checked
+        if self._arenas is not None:
+            self._arenas[1].shrink()
+        if "_task" in other.__dict__:
+            self._task, self._prepared = other._task, other._prepared
 
     def _new_pages(self, folder: str | Path | None) -> Pages | None:
         if not self.plan.paged:
@@ -264,25 +281,65 @@ class CompiledStep:
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
         plan, rest = self.plan, dict[str, Any]()
+        self.fell = None
+        if self._watch is not None and program.watched:
+            self._watch.following(self._needs)
         while True:
             try:
-                return program.run(*given, self._pages, rest)
+                return program.run(*given, self._pages, self._watch, rest)
             except PageFault as fault:
-                plan, program, rest = self._go_on(plan, program, fault)
+                plan, program, rest = self._without_store(plan, program, fault)
+            except BudgetFell as fell:
+                plan, program, rest = self._with_less(plan, program, fell)
+            if self._arenas is not None:
+                self._arenas[0 if not program.updates else 1].disturbed = True
+                arena.release()
 
-    def _go_on(self, plan: Plan, program: Program, fault: PageFault) -> tuple[Plan, Program, dict[str, Any]]:
+    def _without_store(self, plan: Plan, program: Program, fault: PageFault) -> tuple[Plan, Program, dict[str, Any]]:
         """After a transfer failed: the plan without the store from there on, its program, and the tensors alive."""
         assert self._pages is not None
-        assert self._costs is not None
         assert fault.at is not None
         lost = self._pages.settle()
         self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
-        task = problem(self.graph, self._costs, plan.updates)
-        now = least_rest(task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=False)
-        if self._arenas is not None:
-            self._arenas[0 if not program.updates else 1].disturbed = True
-        following = self._build(now, look=program.looks, rehearse=program.rehearses, start=fault.at)
-        return now, following, _taken(fault, program, following.taken_up)
+        now = least_rest(self._task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=False)
+        return now, *self._taken_up(now, program, fault, fault.at)
+
+    def _with_less(self, plan: Plan, program: Program, fell: BudgetFell) -> tuple[Plan, Program, dict[str, Any]]:
+        """After the budget fell: the plan that holds no more from there on, or as little more as was found."""
+        assert self._watch is not None
+        begin = time.perf_counter()
+        lost = frozenset() if self._pages is None else self._pages.settle()
+        now = least_rest(
+            self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=self._pages is not None,
+            prepared=self._prepared,
+        )  # fmt: skip
+        needs = bytes_from(self.graph, now)
+        self._watch.following([0] * fell.at + needs[fell.at :])
+        following = self._taken_up(now, program, fell, fell.at)
+        self.fell = (fell.budget_bytes, needs[fell.at], time.perf_counter() - begin)
+        return now, *following
+
+    def _taken_up(
+        self, plan: Plan, program: Program, stopped: BaseException, at: int
+    ) -> tuple[Program, dict[str, Any]]:
+        """The program for the rest of a plan, and the tensors that the one that stopped has left."""
+        following = self._build(
+            plan, look=program.looks, rehearse=program.rehearses, watched=program.watched, start=at
+        )  # fmt: skip
+        return following, _taken(stopped, program, following.taken_up)
+
+    @cached_property
+    def _task(self) -> Problem:
+        assert self._costs is not None
+        return problem(self.graph, self._costs, self.plan.updates)
+
+    @cached_property
+    def _prepared(self) -> Prepared:
+        return prepare(self._task)
+
+    @cached_property
+    def _needs(self) -> list[int]:
+        return bytes_from(self.graph, self.plan)
 
     def _note_updated(self, program: Program, undo: Undo) -> None:
         for op in program.updates:

@@ -251,6 +251,7 @@ class MicroStep:
         self._accumulating, self._last, self._cut = accumulating, last, cut
         self._checks = {id(step): mean_loss.checks(step.graph) for step in (*accumulating.values(), last)}
         self._random = any(op.random for op in last.graph.ops)
+        self.fell: tuple[int, int, float] | None = None  # a budget that moves is not followed in micro-batches
         self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step
 
     @property
@@ -267,6 +268,12 @@ class MicroStep:
     def arena(self) -> arena.Recording | None:
         """What the last micro-batch asked of the arena."""
         return self._last.arena
+
+    @property
+    def page_fault(self) -> str | None:
+        """Why the last transfer failed that did, in any micro-batch."""
+        steps = (*self._accumulating.values(), self._last)
+        return next((step.page_fault for step in steps if step.page_fault is not None), None)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         parts = self._parts(batch)

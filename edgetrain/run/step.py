@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -40,6 +43,7 @@ from edgetrain.plan.planning import check_planner, least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given, plans_ahead
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
@@ -48,6 +52,10 @@ T = TypeVar("T")
 StepFormat = Literal["auto", "preserve", "channels_last"]
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
+
+
+class PagingWarning(UserWarning):
+    """A transfer to storage or back failed. The step is right all the same."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class Options:
     process_memory_bytes: int | None = None
     planner: str = "auto"
     plan_time_s: float = 10.0
+    page_to: str | None = None
+    follow: Callable[[], object] | Literal["auto"] | None = None
     micro_batches: int | Literal["auto"] = 1
     allow_inexact: bool = False
 
@@ -72,33 +82,48 @@ class Options:
         if self.clip_norm is not None:
             _above_0("clip_norm", self.clip_norm)
         _above_0("plan_time_s", self.plan_time_s)
-        given = self.micro_batches
-        if given != "auto" and not (type(given) is int and given >= 1):
+        count = self.micro_batches
+        if count != "auto" and not (type(count) is int and count >= 1):
             raise UserError(
-                "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(given)
+                "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
             )
-        if given != 1 and self.clip_norm is not None:
+        if count != 1 and self.clip_norm is not None:
             raise UserError(
                 "clip_norm cannot be kept in micro-batches: the norm is known only when the last gradient is added up",
                 next_step="leave out clip_norm or micro_batches",
             )
-        needs = self.memory_bytes is None and self.process_memory_bytes is None
+        if count != 1 and self.follow is not None:
+            raise UserError(
+                "micro-batches need a budget that stays as it is",
+                next_step="give memory as a number, or one micro-batch",
+            )
+        needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
+        if self.follow is not None and self.process_memory_bytes is not None:
+            raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
         if needs and self.planner not in ("auto", "keep-all"):
             raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
+        if needs and self.page_to is not None:
+            raise UserError("without a budget nothing is paged", next_step="give memory or process_memory")
 
     @property
     def keeps_all(self) -> bool:
-        return self.memory_bytes is None and self.process_memory_bytes is None and self.planner in ("auto", "keep-all")
+        bounded = (self.memory_bytes, self.process_memory_bytes, self.follow) != (None, None, None)
+        return not bounded and self.planner in ("auto", "keep-all")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Variant:
-    step: CompiledStep | MicroStep
+    """steps: one for each plan of the ladder, where the budget moves; otherwise one."""
+
+    steps: list[CompiledStep] | list[MicroStep]
     captured: Captured
+    ladder: Ladder | None = None
+    watch: BudgetWatch | None = None
+    used: int = 0
 
     @property
     def plan(self) -> Plan:
-        return self.step.plan
+        return self.steps[0].plan
 
 
 def prepare(
@@ -107,7 +132,7 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     example: Sequence[Any],
     *,
-    memory: int | float | str | None = None,
+    memory: int | float | str | Callable[[], int | float | str] | None = None,
     process_memory: int | float | str | None = None,
     planner: str = "auto",
     unused: Unused = "error",
@@ -117,6 +142,7 @@ def prepare(
     keep_memory: bool = True,
     use_cache: bool = True,
     plan_time_s: float = 10.0,
+    page_to: str | os.PathLike[str] | None = None,
     micro_batches: int | Literal["auto"] = 1,
     allow_inexact: bool = False,
 ) -> Step:
@@ -124,14 +150,19 @@ def prepare(
 
     memory: bounds every byte that the step's tensors take: parameters, buffers, optimizer state, inputs, activations,
     gradients, and the workspace of kernels. A number of bytes, or "300MB". What the model holds beside, untouched by
-    the step, is not counted.
+    the step, is not counted. A budget may move: a function that gives the budget of the moment, or "auto", which
+    follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
+    next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: "auto", "keep-all", "optimal", "fast", "chen" or "dtr"; plan_time_s is for the search of "optimal".
+    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr" or "melon". plan_time_s: for the search of "optimal".
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
     clip_norm: scale the gradients down so that their norm, all of them together, is at most this.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
+    page_to: a folder on storage of this device. Tensors may go there and come back where that takes less time than to
+    make them again; where the storage is too slow for it nothing is paged, and the plan says so. A transfer that fails
+    costs no step: what is lost is made again, a `PagingWarning` says why, and later steps do without.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     micro_batches: take each batch in so many parts, add their gradients up and update once; "auto": as many as take the
@@ -139,11 +170,12 @@ def prepare(
     the whole batch but for rounding; where batch norm or dropout make them others, that is refused, unless
     allow_inexact=True.
     """
+    follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
         unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
-        None if memory is None else parse_bytes(memory),
+        None if memory is None or follow is not None else parse_bytes(memory),  # type: ignore[arg-type]
         None if process_memory is None else parse_bytes(process_memory),
-        planner, plan_time_s, micro_batches, allow_inexact,
+        planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow, micro_batches, allow_inexact,
     )  # fmt: skip
     step = Step(model, loss, optimizer, options)
     step.of_shape(*check_example(example))
@@ -188,17 +220,22 @@ class Step:
         self._variants: dict[Any, _Variant] = {}
         self._last: CompiledStep | MicroStep | None = None
         self._channels_last = True  # until a kernel shows that it does not keep that layout
+        self._page_to = options.page_to  # until a transfer fails
+        self._steps = 0
+        self.switches: list[Switch] = []  # of a budget that moves
         self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self._micro = MicroBatches(
             Work(
-                model, loss, optimizer, self._capture, self._plan, self._compile,
+                model, loss, optimizer, self._capture, self._plan, self._compiled,
                 allow_inexact=options.allow_inexact, apart=apart,
             )
         )  # fmt: skip
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         result = self._try(batch, lambda step: step(*batch))
+        self._note_fall()
+        self._steps += 1
         if self._options.keep_memory:
             keep_freed_memory()
         return result
@@ -261,14 +298,40 @@ class Step:
         self._variants[key] = variant  # at the end: used last
         while len(self._variants) > MOST_VARIANTS:
             self._variants.pop(next(iter(self._variants)))
-        self._last = variant.step
-        return variant.step
+        self._last = self._chosen(variant)
+        return self._last
+
+    def _chosen(self, variant: _Variant) -> CompiledStep | MicroStep:
+        """The step for the budget of the moment."""
+        if variant.ladder is None or variant.watch is None:
+            return variant.steps[0]
+        begin = time.perf_counter()
+        budget = variant.watch.now()
+        chosen = variant.ladder.within(budget)
+        steps = [step for step in variant.steps if isinstance(step, CompiledStep)]  # all of them: see Options
+        step = steps[chosen]
+        if chosen != variant.used or self._last is not step:
+            step.take_over(steps[variant.used])
+            variant.used = chosen
+            self.switches.append(
+                Switch(self._steps, budget, step.plan.peak_bytes, False, time.perf_counter() - begin)
+            )  # fmt: skip
+        return step
+
+    def _note_fall(self) -> None:
+        if self._last is not None and self._last.fell is not None:
+            budget, needs, planning_s = self._last.fell
+            self.switches.append(Switch(self._steps, budget, needs, True, planning_s, max(0, needs - budget)))
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep | MicroStep], T]) -> T:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
         while True:
             try:
-                return work(self.of_shape(*batch))
+                step = self.of_shape(*batch)
+                found = work(step)
+                if step.page_fault is not None:
+                    self._page_no_more(step.page_fault)
+                return found
             except LayoutMismatch as mismatch:
                 if not mismatch.learnt:
                     if self._options.memory_format != "auto" or not self._channels_last:
@@ -276,6 +339,15 @@ class Step:
                     self._channels_last = False  # plain layouts are foretold better
             self._variants.clear()
             self._micro.forget()
+
+    def _page_no_more(self, why: str) -> None:
+        warnings.warn(
+            f"a tensor that was paged to {self._page_to} did not come back as it was: {why}. What was lost was made "
+            "again, so the step is right; the next ones do without paging.",
+            PagingWarning, stacklevel=4,
+        )  # fmt: skip
+        self._page_to = None
+        self._variants.clear()
 
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
@@ -327,12 +399,17 @@ class Step:
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> _Variant:
         self._quickly = quickly
-        return self._whole(batch) if count <= 1 else _Variant(*self._micro.step(batch, count))
+        if count <= 1:
+            return self._whole(batch)
+        step, captured = self._micro.step(batch, count)
+        return _Variant([step], captured)
 
     def _whole(self, batch: tuple[Any, ...]) -> _Variant:
         part = self._capture(batch)
+        if self._options.follow is not None:
+            return self._following(part)
         plan, costs = self._plan(part.graph, part.exact)
-        return _Variant(self._compile(part.graph, plan, part.captured.externals, costs), part.captured)
+        return _Variant([self._compiled(part.graph, plan, part.captured.externals, costs)], part.captured)
 
     def _capture(self, batch: tuple[Any, ...]) -> Part:
         memory_format = self._memory_format(batch)
@@ -358,12 +435,38 @@ class Step:
                 return self._capture(batch)
         return Part(graph, captured, self._exact(memory_format))
 
-    def _compile(
-        self, graph: Graph, plan: Plan, externals: Mapping[str, torch.Tensor], costs: Costs | None
+    def _compiled(
+        self,
+        graph: Graph,
+        plan: Plan,
+        externals: Mapping[str, torch.Tensor],
+        costs: Costs | None,
+        watch: BudgetWatch | None = None,
     ) -> CompiledStep:
         return CompiledStep(
-            graph, plan, self._model, self._optimizer, externals, check_finite=self._options.check_finite, costs=costs
-        )
+            graph, plan, self._model, self._optimizer, externals,
+            check_finite=self._options.check_finite, costs=costs, page_to=self._page_to, watch=watch,
+        )  # fmt: skip
+
+    def _following(self, part: Part) -> _Variant:
+        """Plans over the range of budgets, made ahead."""
+        graph, exact, options = part.graph, part.exact, self._options
+        planner = "fast" if options.planner == "auto" else options.planner
+        costs = measure_costs(graph, use_cache=options.use_cache, page_to=self._page_to)
+        updates = keep_all(graph, early=not options.check_finite, exact=exact).updates
+
+        def make(budget: int) -> Plan:
+            return make_plan(
+                graph, costs, Budget(budget), planner=planner, time_limit_s=options.plan_time_s, updates=updates,
+                exact=exact, use_cache=options.use_cache,
+            )  # fmt: skip
+
+        ladder = Ladder(plans_ahead(problem(graph, costs, updates), planner, make))
+        assert options.follow is not None
+        moving = automatic(ladder.plans[0].persistent_bytes) if options.follow == "auto" else given(options.follow)
+        watch = BudgetWatch(moving)
+        steps = [self._compiled(graph, plan, part.captured.externals, costs, watch) for plan in ladder.plans]
+        return _Variant(steps, part.captured, ladder, watch)
 
     def _plan(
         self, graph: Graph, exact: Exact, updates: Updates | None = None, beside_bytes: int = 0
@@ -381,7 +484,7 @@ class Step:
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
-        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes)
+        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes, page_to=self._page_to)
         if self._quickly and memory_bytes is not None:
             bound = least_bytes(problem(graph, costs, plain.updates))
             if bound > memory_bytes:

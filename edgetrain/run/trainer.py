@@ -42,9 +42,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from edgetrain.errors import UserError
+from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
 from edgetrain.run import checkpoint as checkpoints
+from edgetrain.run.adaptive import Switch
 from edgetrain.run.arena import from_arena
 from edgetrain.run.checkpoint import Checkpoint, State, rng_preserved
 from edgetrain.run.learning_rate import Schedule, ScheduleKind, scheduler, set_base_lr
@@ -123,6 +124,9 @@ class Progress:
     accuracy: float | None = None
     samples_per_s: float | None = None
     memory_bytes: int | None = None
+    budget_bytes: int | None = None  # where the budget moves: that of the last switch
+    plan_bytes: int | None = None
+    switches: int = 0
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,7 @@ class _Loop:
     trained_samples: int = 0
     trained_s: float = 0.0
     room_bytes: int | None = None  # what evaluation may take
+    switches: int = 0  # changes of plan that are in the metrics
 
     @property
     def config(self) -> TrainConfig:
@@ -326,7 +331,12 @@ class _Loop:
     def _train_one(self, step: Step) -> None:
         config, lr, began = self.config, self.lr, time.perf_counter()
         batch = self.train.batch(sample_numbers(config.seed, len(self.train), self.samples, config.batch))
-        loss = float(step(*batch))
+        try:
+            loss = float(step(*batch))
+        except Infeasible:
+            self._save()  # the budget fell under the smallest plan: the run can go on from here when there is more
+            raise
+        switches = self._log_switches(step)
         if not math.isfinite(loss):
             raise self._diverged(f"The loss became {loss} at step {self.step + 1}.")
         seconds = time.perf_counter() - began
@@ -336,7 +346,22 @@ class _Loop:
         rate, memory = config.batch / seconds, _process_bytes("VmRSS")
         if self.step % config.log_every_steps == 0:
             self._log("train", loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory)
-        self._report("train", self.samples, self.total, loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory)
+        self._report(
+            "train", self.samples, self.total, loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory,
+            budget_bytes=switches[-1].budget_bytes if switches else None,
+            plan_bytes=switches[-1].peak_bytes if switches else None, switches=len(switches),
+        )  # fmt: skip
+
+    def _log_switches(self, step: Step) -> list[Switch]:
+        """All changes of plan so far; those that are new go into the metrics."""
+        switches: list[Switch] = getattr(step, "switches", [])
+        for switch in switches[self.switches :]:
+            self._log(
+                "switch", budget_bytes=switch.budget_bytes, plan_bytes=switch.peak_bytes, in_step=switch.in_step,
+                planning_s=switch.planning_s, over_bytes=switch.over_bytes,
+            )  # fmt: skip
+        self.switches = len(switches)
+        return switches
 
     def _evaluation_due(self) -> bool:
         every, last = self.config.eval_every, self.evaluation
@@ -445,6 +470,7 @@ class _Loop:
             "test_accuracy": _value(evaluation.accuracy if evaluation else None, "", "measured"),
             "samples_per_s": _value(rate, "samples/s", "derived"),
             "peak_resident_bytes": _value(peak, "bytes", "measured"),
+            "switches": Value(self.switches, "switches", "measured"),
         }
         known = {name: value for name, value in values.items() if value.origin != "unavailable"}
         return {**values, **record.summary, **known}

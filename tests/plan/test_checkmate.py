@@ -14,6 +14,7 @@ from edgetrain.plan.checkmate import Proven, checkmate
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
+from edgetrain.plan.melon import melon
 from edgetrain.plan.problem import Problem
 
 PARTS = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -66,7 +67,7 @@ def test_its_orders_are_within_the_budget_legal_and_proven(name: str, part: floa
     if found is not None:
         check(problem, found.order, limit)
         assert found.extra_s == pytest.approx(found.bound_s, abs=NEARLY_S)
-    for order in (fast(problem, limit), dtr(problem, limit), chen(problem, limit)):
+    for order in (fast(problem, limit), dtr(problem, limit), chen(problem, limit), melon(problem, limit)):
         if order is not None:
             assert found is not None
             assert found.extra_s <= extra_s(problem, order) + NEARLY_S

@@ -15,7 +15,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem
 
 PARTS = [1.2, *(part / 40 for part in range(40, 4, -1))]
-EVERY = {"optimal": 6, "fast": 2, "chen": 6, "dtr": 2}
+EVERY = {"optimal": 6, "fast": 2, "chen": 6, "dtr": 2, "melon": 4}
 
 
 def peaks(task: Problem, planner: str, parts: Sequence[float], *, use_cache: bool = True) -> dict[int, int]:

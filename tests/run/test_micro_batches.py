@@ -46,8 +46,8 @@ def own_cache(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    def quickly(graph: Graph, *, use_cache: bool = True, most_bytes: int | None = None) -> Costs:
-        return et.measure_costs(graph, rounds=1, use_cache=use_cache, most_bytes=most_bytes)
+    def quickly(graph: Graph, **options: Any) -> Costs:
+        return et.measure_costs(graph, rounds=1, **options)
 
     monkeypatch.setattr("edgetrain.run.step.measure_costs", quickly)
 
@@ -346,6 +346,20 @@ def test_auto_takes_as_few_micro_batches_as_do() -> None:
     assert prepared(work, batch, "auto", memory=smallest, planner="fast").plan.peak_bytes <= smallest
 
 
+@needs_arena
+def test_micro_batches_page_where_recomputing_is_not_allowed(tmp_path: Path) -> None:
+    work, batch = deep_work(), deep_batch(2048)
+    twin = work.twin()
+    free = prepared(work, batch, 2, memory="1GB").plan
+    budget = free.persistent_bytes + round(0.7 * (free.peak_bytes - free.persistent_bytes))
+    step = prepared(work, batch, 2, memory=budget, planner="page-only", page_to=tmp_path, plan_time_s=0.5)
+    assert any(part.paged for part in plan_of(step).parts)
+    for seed in range(2):
+        found = step(*deep_batch(2048, seed))
+        assert float(found) == pytest.approx(float(twin.plain_step(*deep_batch(2048, seed))), rel=1e-5)
+    assert relative_error(work.snapshot(), twin.snapshot(), noise=1e-5) < 1e-4
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------
 
 
@@ -421,7 +435,8 @@ class Amplified(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * ctx.n
+        found: Tensor = grads[0] * ctx.n
+        return found
 
 
 def amplified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -601,6 +616,8 @@ def test_settings_that_cannot_be() -> None:
     for wrong in (0, -1, 2.0, "many", True):
         with pytest.raises(UserError, match="micro_batches"):
             prepared(work, batch, wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="budget that stays"):
+        prepared(work, batch, 2, memory=lambda: 10**9)
     with pytest.raises(UserError, match="clip_norm"):
         prepared(work, batch, 2, clip_norm=1.0)
 

@@ -1,0 +1,409 @@
+"""A budget that moves: never over it, no step lost or repeated, and the numbers of a budget that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import bits
+from test_process_memory import cgroup
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import edgetrain as et
+from edgetrain.costs.table import Costs
+from edgetrain.errors import Infeasible, UserError
+from edgetrain.graph.ir import Graph
+from edgetrain.measure.sensors.memory import Memory
+from edgetrain.native import arena
+from edgetrain.plan.process import RESERVE_BYTES
+from edgetrain.run import adaptive
+from edgetrain.run.step import Step
+
+pytestmark = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+PLENTY = 10**12
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adaptive")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One cache for all tests of this file, so that each layer is measured once."""
+    monkeypatch.setenv("EDGETRAIN_CACHE", str(kept))
+    return kept
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgetrain.run.step.measure_costs", one_round)
+    monkeypatch.setattr(adaptive, "PERIOD_S", 0.0)  # the budget is asked for before every op
+
+
+def one_round(graph: Graph, **options: Any) -> Costs:
+    return et.measure_costs(graph, rounds=1, **options)
+
+
+def net() -> nn.Module:
+    """Batch norm, dropout and a residual: each of them is a trap when something is made again."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 12, 3, padding=1)
+            self.norms = nn.ModuleList(nn.BatchNorm2d(12) for _ in range(4))
+            self.convs = nn.ModuleList(nn.Conv2d(12, 12, 3, padding=1) for _ in range(4))
+            self.last = nn.Linear(12, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for norm, conv in zip(self.norms, self.convs, strict=True):
+                x = x + F.dropout(conv(F.relu(norm(x))), 0.2, training=True)
+            out: Tensor = self.last(x.mean((2, 3)))
+            return out
+
+    return Net()
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+BATCH = (torch.randn(4, 3, 24, 24, generator=torch.Generator().manual_seed(7)), torch.tensor([0, 1, 2, 4]))
+
+
+class Trained:
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = net()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.step: Step = et.prepare(self.model, loss, self.optimizer, BATCH, **options)
+        torch.manual_seed(1)
+
+    def state(self) -> list[Tensor]:
+        kept = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [*self.model.state_dict().values(), *kept, torch.get_rng_state()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+
+
+class Moving:
+    """A budget that changes by a rule, which is asked for each time the budget is."""
+
+    def __init__(self) -> None:
+        self.now: int | str = PLENTY
+        self.asked = 0
+        self.rule: Callable[[int], int | str | None] = lambda asked: None
+
+    def __call__(self) -> int | str:
+        self.asked += 1
+        changed = self.rule(self.asked)
+        self.now = self.now if changed is None else changed
+        return self.now
+
+
+def peaks(step: Step) -> list[int]:
+    (variant,) = step._variants.values()
+    assert variant.ladder is not None
+    return [plan.peak_bytes for plan in variant.ladder.plans]
+
+
+def quarter_up(step: Step) -> tuple[int, int]:
+    """From a quarter of the way up from the smallest plan to keeping all."""
+    most, *_, least = peaks(step)
+    return least + (most - least) // 4, most
+
+
+def test_plans_are_made_ahead_over_the_whole_range() -> None:
+    found = peaks(Trained(memory=Moving()).step)
+    assert len(found) > 3
+    assert found == sorted(found, reverse=True)
+    assert found[0] == Trained().step.plan.peak_bytes
+    assert found[-1] < 0.6 * found[0]
+
+
+def test_200_changes_lose_no_step_and_no_bit() -> None:
+    budget = Moving()
+    ours, constant = Trained(memory=budget), Trained()
+    low, high = quarter_up(ours.step)
+    chance = random.Random(3)
+    changes = 0
+
+    def rule(asked: int) -> int | None:
+        nonlocal changes
+        if chance.random() > 0.02:
+            return None
+        changes += 1
+        return chance.randint(low, high)
+
+    budget.rule = rule
+    steps = 0
+    while changes < 200:
+        steps += 1
+        value = ours.step(*BATCH)
+        assert torch.equal(bits(value), bits(constant.step(*BATCH)))
+        began = [switch for switch in ours.step.switches if not switch.in_step][-1]
+        assert began.peak_bytes == ours.step.plan.peak_bytes <= began.budget_bytes
+    assert same(ours.state(), constant.state())
+    switches = ours.step.switches
+    assert all(switch.over_bytes == 0 for switch in switches)
+    assert all(switch.peak_bytes <= switch.budget_bytes for switch in switches)
+    assert sum(switch.in_step for switch in switches) > 10
+    assert {switch.step for switch in switches} <= set(range(steps))
+
+
+@pytest.mark.parametrize("options", [{"check_finite": True}, {"clip_norm": 1.0}, {"planner": "sage"}])
+def test_a_fall_at_every_op_in_turn(options: dict[str, Any]) -> None:
+    budget = Moving()
+    ours, constant = Trained(memory=budget, **options), Trained(**{**options, "planner": "auto"})
+    low, _ = quarter_up(ours.step)
+    budget.now, before = PLENTY, budget.asked
+    ours.step(*BATCH), constant.step(*BATCH)
+    ops = budget.asked - before
+    for at in range(1, ops, 3):
+        asked = budget.asked
+        budget.rule = lambda n, asked=asked, at=at: low if n - asked > at else PLENTY  # type: ignore[misc]
+        assert torch.equal(bits(ours.step(*BATCH)), bits(constant.step(*BATCH)))
+    assert same(ours.state(), constant.state())
+    falls = [switch for switch in ours.step.switches if switch.in_step]
+    assert len(falls) > ops // 6
+    assert all(switch.peak_bytes <= low for switch in falls)
+
+
+def test_what_the_arena_serves_after_a_fall_is_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Moving()
+    ours = Trained(memory=budget)
+    low, _ = quarter_up(ours.step)
+    ours.step(*BATCH)
+    asked = budget.asked
+    budget.rule = lambda n: low if n > asked + 5 else PLENTY  # early: nearly nothing is alive yet
+    ours.step(*BATCH)
+    fall = ours.step.switches[-1]
+    recording = ours.step.compiled(*BATCH).arena
+    (variant,) = ours.step._variants.values()
+    served = variant.steps[0].arena
+    assert fall.in_step
+    assert recording is not None
+    assert served is not None
+    assert served.most_bytes + ours.step.plan.persistent_bytes == fall.peak_bytes <= low
+
+
+def test_under_the_smallest_plan_nothing_happens_until_there_is_more() -> None:
+    budget = Moving()
+    ours, constant = Trained(memory=budget), Trained()
+    ours.step(*BATCH), constant.step(*BATCH)
+    budget.now = 1000
+    before = ours.state()
+    with pytest.raises(Infeasible, match="nothing of this step has happened") as caught:
+        ours.step(*BATCH)
+    assert caught.value.smallest_bytes == peaks(ours.step)[-1]
+    assert same(ours.state(), before)
+    budget.now = caught.value.smallest_bytes
+    assert torch.equal(ours.step(*BATCH), constant.step(*BATCH))
+    assert same(ours.state(), constant.state())
+
+
+def test_a_fall_below_what_can_be_is_met_as_far_as_it_can_be() -> None:
+    budget = Moving()
+    ours, constant = Trained(memory=budget), Trained()
+    ours.step(*BATCH), constant.step(*BATCH)
+    asked = budget.asked
+    budget.rule = lambda n: 1000 if n > asked + 20 else PLENTY
+    assert torch.equal(ours.step(*BATCH), constant.step(*BATCH))
+    fall = ours.step.switches[-1]
+    assert fall.in_step
+    assert fall.over_bytes == fall.peak_bytes - 1000 > 0
+    assert same(ours.state(), constant.state())
+
+
+def test_a_function_that_fails_in_a_step_is_told_before_the_next() -> None:
+    budget = Moving()
+    ours, constant = Trained(memory=budget), Trained()
+    ours.step(*BATCH), constant.step(*BATCH)
+    asked = budget.asked
+
+    def rule(n: int) -> int:
+        if n == asked + 30:
+            raise RuntimeError("the sensor is gone")
+        return PLENTY
+
+    budget.rule = rule
+    assert torch.equal(ours.step(*BATCH), constant.step(*BATCH))
+    with pytest.raises(RuntimeError, match="the sensor is gone"):
+        ours.step(*BATCH)
+    assert torch.equal(ours.step(*BATCH), constant.step(*BATCH))
+    assert same(ours.state(), constant.state())
+
+
+def test_planning_that_fails_takes_the_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Moving()
+    ours = Trained(memory=budget, check_finite=True)
+    low, _ = quarter_up(ours.step)
+    ours.step(*BATCH)
+    before, asked = ours.state(), budget.asked
+    budget.rule = lambda n: low if n > asked + 60 else PLENTY
+
+    def no_memory(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgetrain.run.compiled.least_rest", no_memory)
+        with pytest.raises(MemoryError):
+            ours.step(*BATCH)
+    assert same(ours.state(), before)
+    assert torch.isfinite(ours.step(*BATCH))
+
+
+@pytest.mark.parametrize("amount", [None, -5, "lots", [1]])
+def test_a_function_that_gives_no_amount(amount: object) -> None:
+    with pytest.raises(UserError, match="amount"):
+        Trained(memory=lambda: amount)
+
+
+def test_amounts_are_as_people_write_them() -> None:
+    assert Trained(memory=lambda: "1GB").step.plan.peak_bytes < 10**9
+
+
+def test_a_bound_on_the_process_does_not_move() -> None:
+    with pytest.raises(UserError, match="process_memory"):
+        Trained(memory=lambda: PLENTY, process_memory="1GB")
+
+
+def test_auto_follows_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [Memory(PLENTY, 1, None)]
+    monkeypatch.setattr(adaptive, "memory_now", lambda: now[0])
+    ours, constant = Trained(memory="auto"), Trained()
+    low, high = quarter_up(ours.step)
+    lasting = ours.step.plan.persistent_bytes
+    for wanted in (high, low, (low + high) // 2, high):
+        spare = wanted - lasting - arena.resident_bytes() + RESERVE_BYTES
+        now[0] = Memory(spare, 0, None)
+        assert torch.equal(ours.step(*BATCH), constant.step(*BATCH))
+        assert ours.step.plan.peak_bytes <= wanted
+    # Under pressure it takes no more than it has, however much is said to be available.
+    arena.trim(0)
+    now[0] = Memory(PLENTY, 0, 0.5)
+    with pytest.raises(Infeasible):
+        ours.step(*BATCH)
+    assert same(ours.state(), constant.state())
+
+
+def test_auto_needs_a_system_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "memory_now", lambda: None)
+    with pytest.raises(UserError, match="tells what memory is available"):
+        Trained(memory="auto")
+
+
+# ---- for real: the limit of a control group follows the budget
+
+PROGRAM = """
+import json, sys, time
+import torch
+import edgetrain as et
+from edgetrain import zoo
+from edgetrain.plan.process import resident_bytes
+from pathlib import Path
+
+how, talk = sys.argv[1], Path(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+entry = zoo.get("mobilenet_v2")
+model = zoo.build("mobilenet_v2")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+batch = entry.example(8, input_size=160)
+file = talk / "budget"
+if how == "ours":
+    step = et.prepare(model, entry.task.loss, optimizer, batch, memory=lambda: int(file.read_text()))
+else:
+    def step(*batch):
+        optimizer.zero_grad()
+        loss = entry.task.loss(model, *batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+losses = []
+while not (talk / "stop").exists():
+    losses.append(float(step(*batch)))
+    (talk / "part").write_text(json.dumps({"steps": len(losses), "resident": resident_bytes()}))
+    (talk / "part").rename(talk / "state")
+switches = [vars(s) for s in step.switches] if how == "ours" else []
+print(json.dumps({"losses": losses, "switches": switches}))
+"""
+GRACE_S = 3.0
+
+
+@pytest.mark.parametrize("how", ["ours", "plain"])
+def test_a_limit_that_follows_the_budget(how: str, tmp_path: Path, kept: Path) -> None:
+    """The budget falls, and after GRACE_S the hard limit of the control group with it: plain PyTorch cannot go on (the
+    kernel kills it, or the limit cannot be set while it holds more), and our training does."""
+    file = tmp_path / "budget"
+    file.write_text(str(PLENTY))
+    with cgroup(4 * 10**9) as folder:
+        if folder is None:
+            pytest.skip("this process may not make a control group")
+        child = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, how, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+            preexec_fn=lambda: (folder / "cgroup.procs").write_text(str(os.getpid())),
+            env={**os.environ, "EDGETRAIN_CACHE": str(kept)},
+        )  # fmt: skip
+        try:
+            before = wait_for(tmp_path, child, steps=3)
+            most = before["resident"]
+            small = 130_000_000
+            file.write_text(str(small))
+            time.sleep(GRACE_S)
+            # What the step gives up, but for the memory that stays with libraries.
+            limit = most - 90_000_000
+            refused = not set_limit(folder, limit)
+            after = wait_for(tmp_path, child, steps=before["steps"] + 4) if not refused else None
+            (tmp_path / "stop").touch()
+            said, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+            child.wait()
+    if how == "plain":
+        assert refused or child.returncode == -9
+        return
+    assert not refused
+    assert child.returncode == 0
+    assert after is not None
+    assert after["resident"] <= limit
+    result = json.loads(said)
+    assert all(value == value for value in result["losses"])
+    assert [switch["peak_bytes"] for switch in result["switches"]][-1] <= small
+
+
+def wait_for(talk: Path, child: subprocess.Popen[str], *, steps: int) -> Any:
+    """What the child says after so many steps; what it said last where it ends before."""
+    end = time.monotonic() + 120
+    found: Any = {"steps": 0, "resident": 0}
+    while found["steps"] < steps and child.poll() is None and time.monotonic() < end:
+        if (talk / "state").exists():
+            found = json.loads((talk / "state").read_text())
+        time.sleep(0.05)
+    return found
+
+
+def set_limit(folder: Path, limit: int) -> bool:
+    """False where the kernel refuses a limit under what is in use (version 1)."""
+    for name in ("memory.limit_in_bytes", "memory.max"):
+        if (folder / name).exists():
+            try:
+                (folder / name).write_text(str(limit))
+            except OSError:
+                return False
+            return True
+    raise AssertionError("no limit of memory in this group")
