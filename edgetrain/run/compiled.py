@@ -343,6 +343,8 @@ class CompiledStep:
 
     def _note_updated(self, program: Program, undo: Undo) -> None:
         for op in program.updates:
+            if op.kind == ACCUMULATE:
+                continue
             parameter = self._parameter(op)
             undo.note(parameter)
             for value in self._optimizer.state.get(parameter, {}).values():

@@ -85,7 +85,7 @@ class MicroBatches:
 
     work: Work
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    reasons: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # by what a capture depends on
+    reasons: dict[Any, tuple[tuple[str, ...], Captured]] = field(default_factory=dict)  # what was found, and for what
     parts: dict[Any, Part] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -139,6 +139,10 @@ class MicroBatches:
         return Planned(graphs, plan, {size: costs for size, (_, costs) in found.items()}, captured)
 
     def _plans(self, graphs: MicroGraphs, exact: Exact, kept: int) -> dict[int, tuple[Plan, Costs | None]]:
+        if self.work.apart and self.work.optimizer.state:
+            # What the process holds is looked at now, and state that is there is taken to be all of it there.
+            for total in self._sums(graphs.ending).values():
+                total.zero_()
         found: dict[int, tuple[Plan, Costs | None]] = {}
         failed: Infeasible | None = None
         for size, graph in ((LAST, graphs.ending), *graphs.accumulating.items()):
@@ -152,11 +156,13 @@ class MicroBatches:
         return found
 
     def _sums(self, graph: Graph) -> dict[str, torch.Tensor]:
-        """The accumulators, made once. Where there is optimizer state, they are the only ones still to come."""
+        """The accumulators, made once."""
         for name, (group, index) in accumulators(graph).items():
             parameter = self.work.optimizer.param_groups[group]["params"][index].detach()
             there = self.sums.get(name)
-            if there is None or there.shape != parameter.shape or there.dtype != parameter.dtype:
+            if there is None or (there.shape, there.dtype, there.device) != (
+                parameter.shape, parameter.dtype, parameter.device,
+            ):  # fmt: skip
                 self.sums[name] = torch.empty_like(parameter, memory_format=torch.preserve_format)
         return self.sums
 
@@ -169,10 +175,10 @@ class MicroBatches:
             for p, i in enumerate(batch)
         )
         key = (rows, tuple(module.training for module in self.work.model.modules()))
-        if key not in self.reasons:
-            two, three = (self.part(_picked(batch, cut, n)).captured.graph for n in (2, 3))
-            self.reasons[key] = self._require_mean(two, three, batch, cut)
-        return self.reasons[key]
+        if key not in self.reasons or self.reasons[key][1].walk.changed():
+            two, three = (self.part(_picked(batch, cut, n)).captured for n in (2, 3))
+            self.reasons[key] = self._require_mean(two.graph, three.graph, batch, cut), two
+        return self.reasons[key][0]
 
     def _require_mean(self, two: Graph, three: Graph, batch: Batch, cut: Sequence[int]) -> tuple[str, ...]:
         mean_loss.require_mean(two, three)

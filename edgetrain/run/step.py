@@ -385,7 +385,7 @@ class Step:
             samples, _ = sample_items(batch)
             if samples < 2:
                 return "the batch has one sample"
-            reasons = replace(self._micro, work=replace(self._micro.work, allow_inexact=True)).exact_or_why(batch)
+            reasons = MicroBatches(replace(self._micro.work, allow_inexact=True)).exact_or_why(batch)
             graphs, _, _ = self._micro.graphs(batch, samples)
             costs = measure_costs(graphs.ending, use_cache=self._options.use_cache)
         except UserError as error:

@@ -24,6 +24,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops import update
 from edgetrain.plan.micro_batches import MicroPlan, counts, sizes_of
+from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.validate import validate
 from edgetrain.run.micro_batches import MicroStep
@@ -278,6 +279,70 @@ def test_every_planner_keeps_its_account_to_the_byte(planner: str, optimizer: Op
     assert plan.keep_all_time_s is not None
     if planner not in ("keep-all",):
         assert plan.recomputed or any(one.recomputed for one in plan.parts)
+
+
+@pytest.mark.parametrize("planner", ["auto", "page-only", "poet"])
+def test_planners_by_modelled_costs_plan_micro_batches_too(planner: str) -> None:
+    work, batch = deep_work(depth=4), deep_batch(256)
+    budget: int | None = None
+
+    def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
+        costs = et.model_costs(graph, "rpi4")
+        chosen = "auto" if budget is None else planner
+        limit = et.Budget(None if budget is None else budget - beside)
+        return et.plan(graph, costs, limit, planner=chosen, time_limit_s=0.5, updates=updates, exact=exact), costs
+
+    parts = prepared(work, batch, 1).in_micro_batches(plan_one, allow_inexact=False)
+    free = parts.planned(batch, 4).plan
+    budget = free.persistent_bytes + round(0.75 * (free.peak_bytes - free.persistent_bytes))
+    made = parts.planned(batch, 4)
+    assert made.plan.peak_bytes <= budget
+    assert made.plan.time_s is not None
+    assert free.time_s is not None
+    assert made.plan.time_s > free.time_s
+    assert made.plan.energy_j is not None
+    for size, one in made.plan.accumulating:
+        validate(made.graphs.accumulating[size], one)
+
+
+@needs_arena
+@pytest.mark.parametrize("memory_format", ["auto", "preserve"])
+def test_running_statistics_are_counted_once_more(memory_format: str) -> None:
+    layers = [m for _ in range(2) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6())]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    torch.manual_seed(0)
+    work = training(nn.Sequential(nn.Conv2d(3, 8, 3), *layers, *head), cross_entropy)
+    generator = torch.Generator().manual_seed(3)
+    batch = torch.randn(8, 3, 12, 12, generator=generator), torch.randint(5, (8,), generator=generator)
+    twin = work.twin()
+    step = prepared(work, batch, 4, memory="1GB", allow_inexact=True, memory_format=memory_format)
+    for _ in range(3):
+        found = step(*batch)
+        assert float(found) == pytest.approx(float(accumulated_step(twin, batch, (2, 2, 2, 2))), rel=1e-3)
+    statistics = sum(b.numel() * b.element_size() for b in work.model.buffers())
+    plan, taken = plan_of(step), micro(step, *batch).most_bytes
+    assert taken is not None
+    assert plan.exact == "no"
+    assert plan.peak_bytes == taken + plan.persistent_bytes + statistics
+    for name, value in work.snapshot().items():
+        if "running" in name or "tracked" in name:
+            assert torch.allclose(value.double(), twin.snapshot()[name].double(), rtol=1e-3)
+
+
+def test_a_loss_that_changes_is_verified_again() -> None:
+    reduction = {"how": "mean"}
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction=reduction["how"])
+
+    work, batch = work_of("mlp", loss=loss), batch_of("mlp", 8)
+    step = prepared(work, batch, 2)
+    step(*batch)
+    reduction["how"] = "sum"
+    before = work.snapshot()
+    with pytest.raises(UserError, match="not a mean over samples"):
+        step(*batch)
+    assert not differing(before, work.snapshot())
 
 
 @needs_arena
