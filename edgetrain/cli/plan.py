@@ -248,7 +248,7 @@ class _Micro:
     whole: Plan
 
     def table(self, study: _Study) -> Table:
-        most, least = max(self.plan.sizes), min(self.plan.sizes)
+        most, least = self.plan.most, self.plan.least
         of = f"{most}" if most == least else f"{least} to {most}"
         rows = [
             ("peak memory", show_bytes(self.whole.peak_bytes), show_bytes(self.plan.peak_bytes)),

@@ -49,7 +49,7 @@ def fuse_batch_norm(graph: Graph) -> Graph:
         graph, replaced = _replacement(graph, pattern)
         new.update(replaced)
     ops = [op for number, old in enumerate(graph.ops) for op in new.get(number, [old])]
-    return _compact(replace(graph, ops=tuple(ops)))
+    return compact(replace(graph, ops=tuple(ops)))
 
 
 def trains_unfused(graph: Graph) -> bool:
@@ -167,7 +167,7 @@ def _channels_last(tensor: Tensor) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride, expected, strict=True))
 
 
-def _compact(graph: Graph) -> Graph:
+def compact(graph: Graph) -> Graph:
     """The graph without the tensors and storages that nothing touches any more."""
     tensors = sorted({*graph.sources, *graph.outputs, *_touched(graph.ops)})
     storages = sorted({graph.tensors[t].storage for t in tensors})

@@ -30,7 +30,7 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class MicroGraphs:
     """
-    sizes:        the samples of each micro-batch, in order.
+    sizes:        the samples of each micro-batch, in order; the last has none where it only clips and updates.
     accumulating: samples → the graph of a micro-batch of as many that is not the last.
     ending:       the graph of the last one.
     """
@@ -62,12 +62,24 @@ class MicroPlan(Plan):
         return (*(plan_of[size] for size in self.sizes[:-1]), self.ending)
 
     def __str__(self) -> str:
-        most, least = max(self.sizes), min(self.sizes)
-        of = f"{most}" if most == least else f"{least} to {most}"
+        of = f"{self.most}" if self.most == self.least else f"{self.least} to {self.most}"
         plain = super().__str__()
         again = sum(len(part.recomputed) for part in self.parts)
         more = f" ({again} ops again in all)" if again else ""
-        return f"{len(self.sizes)} micro-batches of {of} samples{more}; {plain}"
+        return f"{self.micro_batches} micro-batches of {of} samples{more}; {plain}"
+
+    @property
+    def micro_batches(self) -> int:
+        """How many there are that have samples."""
+        return sum(size > 0 for size in self.sizes)
+
+    @property
+    def most(self) -> int:
+        return max(self.sizes)
+
+    @property
+    def least(self) -> int:
+        return min(size for size in self.sizes if size)
 
     def save(self, path: str | Path) -> None:
         assert self.ending is not None
@@ -99,7 +111,7 @@ def _from_json(data: dict[str, Any]) -> MicroPlan:
         raise ValueError(f"schema {data['edgetrain plan in micro-batches']!r}, expected {SCHEMA}")
     sizes = tuple(data["sizes"])
     accumulating = {size: plans.from_json(one) for size, one in data["accumulating"]}
-    if not sizes or not all(type(n) is int and n > 0 for n in (*sizes, *accumulating)):
+    if not all(type(n) is int and n >= 0 for n in (*sizes, *accumulating)) or not sum(sizes) or 0 in sizes[:-1]:
         raise ValueError(f"sizes are {sizes}")
     if set(sizes[:-1]) != set(accumulating):
         raise ValueError("there is not one plan for each size")
@@ -234,7 +246,7 @@ def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasi
     fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
     return type(answer)(
         "\n".join((
-            f"with {len(sizes)} micro-batches of {max(sizes)} samples {first}", *rest,
+            f"with {sum(size > 0 for size in sizes)} micro-batches of {max(sizes)} samples {first}", *rest,
             f"  next step: ask for {smallest} bytes ({show_bytes(smallest)}) or more{fewer}",
         )),
         smallest_bytes=smallest, bound_bytes=bound, op=answer.op, alive=answer.alive,

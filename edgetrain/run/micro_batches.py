@@ -25,7 +25,7 @@ from edgetrain import child
 from edgetrain.costs.table import Costs
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
 from edgetrain.graph import mean_loss
-from edgetrain.graph.accumulate import accumulating, accumulators, ending
+from edgetrain.graph.accumulate import accumulating, accumulators, clipping, ending
 from edgetrain.graph.capture import Captured
 from edgetrain.graph.ir import Atom, Graph, Ref, Value
 from edgetrain.graph.mean_loss import Check, sample_items
@@ -76,6 +76,7 @@ class Work:
     plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]]
     compiled: Callable[[Graph, Plan, Mapping[str, torch.Tensor], Costs | None], CompiledStep]
     allow_inexact: bool = False
+    clip_norm: float | None = None
     apart: bool = False  # the process is short of memory: test the loss in a process of its own
 
 
@@ -103,10 +104,12 @@ class MicroBatches:
             for size in dict.fromkeys(sizes)
         }
         last = part_of[sizes[-1]]
+        if self.work.clip_norm is None:
+            end = ending(last.graph, shapes)
+        else:
+            end, sizes = clipping(last.graph, shapes, self.work.clip_norm), (*sizes, 0)
         made = MicroGraphs(
-            sizes,
-            {size: accumulating(part_of[size].graph, shapes) for size in dict.fromkeys(sizes[:-1])},
-            ending(last.graph, shapes),
+            sizes, {size: accumulating(part_of[size].graph, shapes) for size in dict.fromkeys(sizes[:-1])}, end
         )
         return made, last.captured, last.exact
 
@@ -132,7 +135,7 @@ class MicroBatches:
         """The batch in so many micro-batches, verified, captured and planned, and not compiled yet."""
         reasons = self.exact_or_why(batch)
         graphs, captured, exact = self.graphs(batch, count)
-        kept = kept_bytes(graphs.ending)
+        kept = kept_bytes(next(iter(graphs.accumulating.values())))
         found = self._plans(graphs, exactness(exact, reasons), kept)
         accumulates = {size: found[size][0] for size in graphs.accumulating}
         plan = together(graphs.sizes, accumulates, found[LAST][0], kept_bytes=kept)
@@ -256,7 +259,8 @@ class MicroStep:
         self.plan = plan
         self._accumulating, self._last, self._cut = accumulating, last, cut
         self._checks = {id(step): mean_loss.checks(step.graph) for step in (*accumulating.values(), last)}
-        self._random = any(op.random for op in last.graph.ops)
+        self._first = next(iter(accumulating.values()))
+        self._random = any(op.random for op in self._first.graph.ops)
         self.fell: tuple[int, int, float] | None = None  # a budget that moves is not followed in micro-batches
         self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step
 
@@ -291,8 +295,9 @@ class MicroStep:
         try:
             for number, (step, given, weight) in enumerate(parts):
                 step.weight, step.starts = weight, number == 0
-                value = step(*given) * weight
-                total = value if total is None else total + value
+                value = step(*given)
+                if weight:
+                    total = value * weight if total is None else total + value * weight
                 most = max(most, step.arena.most_bytes if step.arena is not None else 0)
         except BaseException:
             if self._last.completed == done:  # else the step is through, and what came is a signal that waited for it
@@ -307,9 +312,23 @@ class MicroStep:
         total: dict[str, torch.Tensor] = {}
         for step, given, weight in self._parts(batch):
             self._look(step, given)
+            if not weight:  # what clips: it reads the sums
+                for name, at in self._sums.items():
+                    step.bound()[at].copy_(total[name])
             for name, gradient in step.gradients(*given).items():
-                total[name] = gradient * weight if name not in total else total[name].add_(gradient, alpha=weight)
+                if not weight or name not in total:
+                    total[name] = gradient * (weight or 1)
+                else:
+                    total[name].add_(gradient, alpha=weight)
         return total
+
+    @property
+    def _sums(self) -> dict[str, int]:
+        """The name of each parameter → its accumulator, in the graph that ends the step."""
+        graph = self._last.graph
+        at = {source.path: t for t, source in graph.sources.items()}
+        names = {graph.sources[p].path: graph.tensors[p].name for p in graph.gradients}
+        return {names[f"{g}.{i}"]: at[path] for path, (g, i) in accumulators(graph).items()}
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """That of the micro-batch that holds most; all is taken back."""
@@ -322,7 +341,7 @@ class MicroStep:
         found: list[tuple[CompiledStep, Batch, float]] = []
         sizes, start = self.plan.sizes, 0
         for number, size in enumerate(sizes):
-            given = tuple(t[start : start + size] if p in self._cut else t for p, t in enumerate(batch))
+            given = tuple(t[start : start + size] if size and p in self._cut else t for p, t in enumerate(batch))
             step = self._last if number == len(sizes) - 1 else self._accumulating[size]
             found.append((step, given, size / sum(sizes)))
             start += size
@@ -330,9 +349,9 @@ class MicroStep:
 
     def _note_changed(self, undo: Undo) -> None:
         """Copies of what the forward passes change, kept until the last micro-batch is through."""
-        graph = self._last.graph
+        graph = self._first.graph
         changed = {s for op in graph.ops if op.phase == "forward" for s in op.writes}
-        for t, tensor in self._last.bound().items():
+        for t, tensor in self._first.bound().items():
             if graph.tensors[t].storage in changed:
                 undo.note(tensor)
 

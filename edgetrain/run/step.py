@@ -87,11 +87,6 @@ class Options:
             raise UserError(
                 "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
             )
-        if count != 1 and self.clip_norm is not None:
-            raise UserError(
-                "clip_norm cannot be kept in micro-batches: the norm is known only when the last gradient is added up",
-                next_step="leave out clip_norm or micro_batches",
-            )
         if count != 1 and self.follow is not None:
             raise UserError(
                 "micro-batches need a budget that stays as it is",
@@ -227,8 +222,8 @@ class Step:
         apart = options.process_memory_bytes is not None
         self._micro = MicroBatches(
             Work(
-                model, loss, optimizer, self._capture, self._plan, self._compiled,
-                allow_inexact=options.allow_inexact, apart=apart,
+                model, loss, optimizer, lambda batch: self._capture(batch, clips=False), self._plan, self._compiled,
+                allow_inexact=options.allow_inexact, clip_norm=options.clip_norm, apart=apart,
             )
         )  # fmt: skip
 
@@ -411,7 +406,8 @@ class Step:
         plan, costs = self._plan(part.graph, part.exact)
         return _Variant([self._compiled(part.graph, plan, part.captured.externals, costs)], part.captured)
 
-    def _capture(self, batch: tuple[Any, ...]) -> Part:
+    def _capture(self, batch: tuple[Any, ...], *, clips: bool = True) -> Part:
+        """clips: the gradients of this batch alone, if that is asked for at all."""
         memory_format = self._memory_format(batch)
 
         def capture() -> Captured:
@@ -422,7 +418,7 @@ class Step:
                 batch,
                 unused=self._options.unused,
                 memory_format=memory_format,
-                clip_norm=self._options.clip_norm,
+                clip_norm=self._options.clip_norm if clips else None,
                 use_cache=self._options.use_cache,
             )
 
@@ -432,7 +428,7 @@ class Step:
             graph = fuse_batch_norm(graph)
             if trains_unfused(graph):
                 self._channels_last = False
-                return self._capture(batch)
+                return self._capture(batch, clips=clips)
         return Part(graph, captured, self._exact(memory_format))
 
     def _compiled(

@@ -31,6 +31,7 @@ from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
 
 ROUNDING = 1e-11
+needs_arena = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +201,28 @@ def test_gradients_are_those_of_the_whole_batch(case: Any) -> None:
     assert not differing(before, work.snapshot())
 
 
+@pytest.mark.parametrize("most", [0.05, 100.0])
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("net", ["mlp", "convolutions"])
+def test_the_norm_is_that_of_the_gradients_added_up(net: str, optimizer: OptimizerMaker, most: float) -> None:
+    ours = work_of(net, optimizer)
+    whole = ours.twin()
+    batch = batch_of(net, 9)
+    step = prepared(ours, batch, 4, clip_norm=most)
+    clipped = prepared(whole, batch, 1, clip_norm=most)
+    assert relative_error(step.gradients(*batch), clipped.gradients(*batch)) < 1e-9
+    for seed in range(3):
+        batch = batch_of(net, 9, seed)
+        found = step(*batch)
+        loss = whole.loss(whole.model, *batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(whole.model.parameters(), most)
+        whole.optimizer.step()
+        whole.optimizer.zero_grad()
+        assert float(found) == pytest.approx(float(loss.detach()), rel=ROUNDING)
+    assert relative_error(ours.snapshot(), whole.snapshot()) < 1e-9
+
+
 def test_a_smaller_last_batch_is_the_mean_over_its_samples() -> None:
     ours = work_of("mlp")
     whole = ours.twin()
@@ -248,9 +271,6 @@ def deep_work(optimizer: OptimizerMaker = sgd, depth: int = 8) -> Training:
 def deep_batch(n: int, seed: int = 3) -> tuple[Tensor, Tensor]:
     x, y = batch_of("mlp", n, seed)
     return x.float(), y
-
-
-needs_arena = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
 
 
 @needs_arena
@@ -343,6 +363,23 @@ def test_a_loss_that_changes_is_verified_again() -> None:
     with pytest.raises(UserError, match="not a mean over samples"):
         step(*batch)
     assert not differing(before, work.snapshot())
+
+
+@needs_arena
+def test_clipping_is_in_the_account(tmp_path: Path) -> None:
+    work, batch = deep_work(), deep_batch(64)
+    step = prepared(work, batch, 4, memory="1GB", clip_norm=1.0)
+    plan = plan_of(step)
+    assert plan.sizes == (16, 16, 16, 16, 0)
+    assert "4 micro-batches of 16 samples" in str(plan)
+    for _ in range(2):
+        step(*batch)
+        taken = micro(step, *batch).most_bytes
+        assert taken is not None
+        assert plan.peak_bytes == taken + plan.persistent_bytes
+    plan.save(tmp_path / "plan.json")
+    assert MicroPlan.load(tmp_path / "plan.json") == plan
+    assert step.trace_memory(*batch).peak_bytes <= plan.peak_bytes
 
 
 @needs_arena
@@ -683,8 +720,6 @@ def test_settings_that_cannot_be() -> None:
             prepared(work, batch, wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="budget that stays"):
         prepared(work, batch, 2, memory=lambda: 10**9)
-    with pytest.raises(UserError, match="clip_norm"):
-        prepared(work, batch, 2, clip_norm=1.0)
 
 
 # ---- all or nothing -------------------------------------------------------------------------------------------
