@@ -215,7 +215,7 @@ def test_the_norm_is_that_of_the_gradients_added_up(net: str, optimizer: Optimiz
         batch = batch_of(net, 9, seed)
         found = step(*batch)
         loss = whole.loss(whole.model, *batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(whole.model.parameters(), most)
         whole.optimizer.step()
         whole.optimizer.zero_grad()
