@@ -40,6 +40,7 @@ from edgetrain.plan.problem import Problem
 ScoreName = Literal["chain", "half", "around", "tight", "time", "own"]
 SHAKE = 0.1  # standard deviation of the logarithm of a shaken cost
 DEARER = 4.0  # factor by which a repair raises costs
+MOST_TIMES = 8  # a walk that runs more than so many times the ops of a step leads nowhere
 TICK_S = 1e-9  # added to times that may be nought
 
 
@@ -181,7 +182,7 @@ def _walk(ready: Prepared, budget: int, score: Score, shake: int | None, repairs
         dearness = np.exp(SHAKE * np.random.default_rng(shake).standard_normal(len(ready.size)))
     for _ in range(repairs + 1):
         try:
-            return _Greedy(ready, budget, score, dearness).run()
+            return Greedy(ready, budget, score, dearness).run()
         except NoRoom as failed:
             if not failed.wanted:
                 return None
@@ -355,6 +356,8 @@ class Walk(ABC):
             self.locks[s] -= 1
             self.settle(s)
         self.sequence.append(at)
+        if len(self.sequence) > MOST_TIMES * self.end + 100:
+            self.fail()  # it makes again what it has just evicted, over and over
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:
         """Evict until the bytes fit; the input to overwrite, where that is the choice."""
@@ -372,12 +375,20 @@ class Walk(ABC):
         raise NoRoom([s for at in self.chain for s in self.ready.makes[at]])
 
 
-class _Greedy(Walk):
+class Greedy(Walk):
     """Evicts by a score. Costs only grow while storages go, so they are looked at only when they matter."""
 
-    def __init__(self, ready: Prepared, budget: int, score: Score, dearness: NDArray[np.float64]) -> None:
-        super().__init__(ready, budget)
+    def __init__(
+        self,
+        ready: Prepared,
+        budget: int,
+        score: Score = SCORES["chain"],
+        dearness: NDArray[np.float64] | None = None,
+        stored: Iterable[int] = (),
+    ) -> None:
+        super().__init__(ready, budget, stored)
         self.score = score
+        dearness = np.ones(len(ready.size)) if dearness is None else dearness
         self.dearness: list[float] = dearness.tolist()
         self.own = [s * d for s, d in zip(ready.own_s, self.dearness, strict=True)]
         self.cost = list(self.own)

@@ -301,7 +301,7 @@ class CompiledStep:
             prepared=self._prepared,
         )  # fmt: skip
         needs = bytes_from(self.graph, now)
-        self._watch.following([0] * fell.at + needs[fell.at :])
+        self._watch.following(needs, met=fell.budget_bytes)
         following = self._taken_up(now, program, fell, fell.at)
         self.fell = (fell.budget_bytes, needs[fell.at], time.perf_counter() - begin)
         return now, *following
