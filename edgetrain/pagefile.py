@@ -123,23 +123,32 @@ class PageFile:
 
     def settle(self) -> set[int]:
         """Until no transfer is under way. Returns the slots whose last transfer failed; that is forgotten then."""
+        if self._why_gone() is None:
+            over = threading.Event()
+            self._jobs.put(over.set)
+            over.wait()
         failed = set()
         for slot, place in enumerate(self._slots):
-            place.ready.wait()
+            place.ready.set()  # of one that Ctrl-C kept from being asked for, too
             if place.fault is not None:
                 failed.add(slot)
                 place.fault = None
         return failed
 
-    def _begin(self, place: _Slot, address: int, transfer: Callable[[_Slot, int], None]) -> None:
+    def _why_gone(self) -> str | None:
         if os.getpid() != self._process:
-            place.fault = "the process was copied, and the page file stayed with the original"
+            return "the process was copied, and the page file stayed with the original"
+        return None if self.close.alive else "the page file is closed"
+
+    def _begin(self, place: _Slot, address: int, transfer: Callable[[_Slot, int], None]) -> None:
+        place.fault = place.fault or self._why_gone()
+        if place.fault is not None:
             return
         ready = place.ready = threading.Event()
 
         def job() -> None:
             try:
-                if place.fault is None:
+                if place.fault is None:  # nor has one failed that was asked for before
                     transfer(place, address)
             except _Damaged as found:
                 place.fault = str(found)

@@ -13,6 +13,7 @@ Evicted is, as long as something does not fit, what is cheapest to make again fo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -54,7 +55,10 @@ def state(task: Problem, actions: Sequence[Action]) -> State:
             if action.into is not None:
                 alive.discard(action.into)
     left = (at for at, op in enumerate(task.order) if op not in done and not task.is_view[op])
-    return State(next(left, len(task.order)), frozenset(alive), frozenset(stored))
+    position = next(left, len(task.order))
+    while position and task.order[position - 1] not in done:
+        position -= 1  # the views before it, which have not been taken either
+    return State(position, frozenset(alive), frozenset(stored))
 
 
 def rest(
@@ -84,15 +88,18 @@ def rest(
     return plan_with(task.graph, plan, _joined(task, past, now.alive, coming))
 
 
-def least_rest(task: Problem, plan: Plan, at: int, budget_bytes: int, *, lost: Set[int], use_store: bool) -> Plan:
-    """As `rest`, in as few bytes above the budget as are found to do."""
+def least_rest(
+    task: Problem, plan: Plan, at: int, budget_bytes: int, *, lost: Set[int], use_store: bool
+) -> Plan | None:
+    """As `rest`, in as few bytes above the budget as are found to do; None where what is lost cannot be made again."""
     prepared, n_bytes = prepare(task), budget_bytes
-    while n_bytes < STEP * task.keep_all.peak_bytes + budget_bytes:
+    most = rest(task, plan, at, sys.maxsize, lost=lost, use_store=use_store, prepared=prepared)
+    while most is not None and n_bytes < most.peak_bytes:
         found = rest(task, plan, at, n_bytes, lost=lost, use_store=use_store, prepared=prepared)
         if found is not None:
             return found
         n_bytes = int(n_bytes * STEP) + 1
-    raise InternalError("the rest of a step cannot be run from what is alive")
+    return most
 
 
 def _joined(task: Problem, past: Sequence[Action], alive: Set[int], coming: Sequence[Item]) -> tuple[Action, ...]:

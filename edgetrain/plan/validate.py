@@ -46,6 +46,7 @@ class _Play:
         self.maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
         self.stored: dict[int, int] = {}  # the storages that are in the store, and the version there
         self.coming: set[int] = set()  # paged in, and read by nobody so far
+        self.going: set[int] = set()  # paged out, and not freed so far: only then is it certain that all of it has gone
         self.updating = False
         self.undo = 0
         self.peak = 0
@@ -98,6 +99,7 @@ class _Play:
             if storage in self.coming:
                 self._require_safe(t)
         for storage in op.writes:
+            self._require(storage not in self.going, f"{op.name} changes storage {storage} while it is paged out")
             self.version[storage] = self.version.get(storage, 0) + 1
         if action.into is not None:
             self._overwrite(action)
@@ -141,6 +143,7 @@ class _Play:
         if isinstance(action, PageOut):
             self._require(self._is_there(whole[0]) and s not in self.coming, f"storage {s} is paged out, but not there")
             self.stored[s] = self.version.get(s, 0)
+            self.going.add(s)
             return
         self._require(s in self.stored and s not in self.bytes_of, f"storage {s} is paged in: not stored, or there")
         self.bytes_of[s] = self.graph.storages[s].n_bytes
@@ -209,6 +212,7 @@ class _Play:
         del self.bytes_of[storage]
         self.made.pop(storage, None)
         self.coming.discard(storage)
+        self.going.discard(storage)
 
     def _is_there(self, t: int) -> bool:
         return t in self.made.get(self.graph.tensors[t].storage, ())

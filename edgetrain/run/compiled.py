@@ -24,7 +24,7 @@ from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
-from edgetrain.pagefile import PageFault
+from edgetrain.pagefile import Calls, PageFault
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import problem
@@ -83,12 +83,13 @@ class CompiledStep:
         check_finite: bool = False,
         costs: Costs | None = None,
         page_to: str | Path | None = None,
+        page_calls: Calls | None = None,
     ) -> None:
         self.graph, self.plan = graph, plan
         self._model, self._optimizer, self._externals = model, optimizer, externals
         self._check_finite, self._costs = check_finite, costs
         self._kind = optimizers.kind_of(optimizer)
-        self._pages = self._new_pages(page_to)
+        self._pages = self._new_pages(page_to, page_calls)
         self._program = self._build(plan)
         self._checked = False
         self.page_fault: str | None = None  # why the last transfer failed that did
@@ -125,7 +126,7 @@ class CompiledStep:
             resumable=self._pages is not None,
         )  # fmt: skip
 
-    def _new_pages(self, folder: str | Path | None) -> Pages | None:
+    def _new_pages(self, folder: str | Path | None, calls: Calls | None) -> Pages | None:
         if not self.plan.paged:
             return None
         if folder is None or self._costs is None:
@@ -133,7 +134,7 @@ class CompiledStep:
                 "this plan pages tensors to storage", expected="a folder to page to, and the costs of the graph",
                 next_step="give page_to and costs, or plan without a store",
             )  # fmt: skip
-        return Pages(self.graph, self.plan, folder)
+        return Pages(self.graph, self.plan, folder, calls=calls)
 
     def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
         """For the rehearsal and for the step itself; None where there is no arena."""
@@ -228,10 +229,11 @@ class CompiledStep:
                 next_step="lower the learning rate, or look at this batch",
             ) from None
         except BaseException as error:
-            if self._pages is not None:
-                self._pages.settle()  # before the memory goes that is written to
+            updating = interrupt.holding
+            interrupt.hold()  # a second Ctrl-C must not come between
+            self._settle()
             traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
-            if self.plan.updates == "early" and keep and interrupt.holding:
+            if self.plan.updates == "early" and keep and updating:
                 raise InternalError(
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
@@ -240,6 +242,7 @@ class CompiledStep:
         finally:
             if not done:
                 interrupt.hold()
+                self._settle()
                 undo.take_back()
                 self._put_back_states(before)
             interrupt.release()
@@ -247,6 +250,11 @@ class CompiledStep:
             for op in program.updates:
                 self._parameter(op).grad = None
         return result
+
+    def _settle(self) -> None:
+        """Before the memory goes that is read from, or written to."""
+        if self._pages is not None:
+            self._pages.settle()
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
@@ -266,6 +274,15 @@ class CompiledStep:
         self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
         task = problem(self.graph, self._costs, plan.updates)
         now = least_rest(task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=False)
+        if now is None:
+            raise UserError(
+                "a tensor did not come back from storage, and cannot be made again; the step was taken back and the "
+                "model is as it was before",
+                received=fault.why, next_step="call the step again; if this comes again, page to another folder",
+            )  # fmt: skip
+        if now.peak_bytes > plan.peak_bytes:
+            more = now.peak_bytes - plan.peak_bytes
+            self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
         if self._arenas is not None:
             self._arenas[0 if not program.updates else 1].disturbed = True
         following = self._build(now, look=program.looks, rehearse=program.rehearses, start=fault.at)
