@@ -236,7 +236,7 @@ def test_it_works_where_the_cache_cannot_be_passed_by(tmp_path: Path, monkeypatc
             raise OSError(errno.EINVAL, "Invalid argument")
         return real_pwrite(file, block, at)  # type: ignore[arg-type]
 
-    for place, name, fake in ((pagefile.fcntl, "fcntl", refuse), (pagefile.os, "pwrite", refuse_first)):
+    for place, name, fake in ((fcntl, "fcntl", refuse), (os, "pwrite", refuse_first)):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, fake)
             pages = PageFile(tmp_path, [CHUNK_BYTES + 1, 3])
@@ -263,7 +263,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
         file.write(bytes([byte ^ 4]))
         file.flush()
         os.fsync(file.fileno())
-    with pytest.raises(PageFault, match="^other bytes came back") as found:
+    with pytest.raises(PageFault, match=r"^other bytes came back") as found:
         got(pages, 0, sizes[0])
     assert found.value.slot == 0
     assert np.array_equal(got(pages, 1, 4096), data(4096, 1))  # the others are as they were
@@ -276,7 +276,7 @@ def test_a_truncated_file_is_found(tmp_path: Path) -> None:
     with descriptor(tmp_path) as link:
         os.truncate(link, 8192 + 4096)
     assert np.array_equal(got(pages, 0, 8192), data(8192, 0))
-    with pytest.raises(PageFault, match="^the page file ends before it should"):
+    with pytest.raises(PageFault, match=r"^the page file ends before it should"):
         got(pages, 1, 8192)
 
 
@@ -326,10 +326,10 @@ def test_an_error_at_any_call_is_told_where_it_is_waited_for_and_nowhere_else(tm
                 assert np.array_equal(got(pages, slot, n_bytes), data(n_bytes, slot))
             except PageFault as fault:
                 told.append((fault.slot, "read"))
-                assert fault.why == str(fault)
-                assert str(error.args[-1]) in fault.why
+                why = fault.why
         bad = owner[k - 1]
         assert told == ([(bad, "write"), (bad, "read")] if k <= 4 else [(bad, "read")])
+        assert str(error.args[-1]) in why
         assert pages.settle() == {bad}
         assert pages.settle() == set()  # forgotten
         put(pages, bad, data(sizes[bad], 9))  # and the slot is as good as new
@@ -340,10 +340,10 @@ def test_an_error_at_any_call_is_told_where_it_is_waited_for_and_nowhere_else(tm
 def test_what_the_system_says_is_told_apart_from_what_was_found_here(tmp_path: Path) -> None:
     fails = FailsAt(1, OSError(errno.ENOSPC, "No space left on device"))
     pages = PageFile(tmp_path, [10], calls=Calls(fails.write, fails.read))
-    with pytest.raises(PageFault, match="^the system says: No space left on device$"):
+    with pytest.raises(PageFault, match=r"^the system says: No space left on device$"):
         put(pages, 0, data(10))
     pages = PageFile(tmp_path, [10], calls=around(write=lambda file, view, at: 0))
-    with pytest.raises(PageFault, match="^the page file ends"):
+    with pytest.raises(PageFault, match=r"^the page file ends"):
         put(pages, 0, data(10))
 
 
@@ -647,3 +647,29 @@ def test_several_at_once_in_one_folder(tmp_path: Path) -> None:
     for seed, pages in enumerate(files):
         put(pages, 0, data(5000, seed))
     assert all(np.array_equal(got(pages, 0, 5000), data(5000, seed)) for seed, pages in enumerate(files))
+
+
+def test_one_that_is_closed_says_so(tmp_path: Path) -> None:
+    pages = PageFile(tmp_path, [4096])
+    put(pages, 0, data(4096))
+    pages.close()
+    with pytest.raises(PageFault, match="closed"):
+        got(pages, 0, 4096)
+    assert pages.settle() == {0}
+
+
+def test_a_transfer_that_was_not_asked_for_to_the_end_is_not_waited_for(tmp_path: Path) -> None:
+    """Ctrl-C may come in the middle of asking."""
+    pages = PageFile(tmp_path, [4096])
+    values = data(4096)
+
+    def interrupted(job: object) -> None:
+        raise KeyboardInterrupt
+
+    jobs, pages._jobs = pages._jobs, type("Jobs", (), {"put": staticmethod(interrupted)})()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        pages.write(0, address(values))
+    pages._jobs = jobs
+    pages.settle()
+    put(pages, 0, values)
+    assert np.array_equal(got(pages, 0, 4096), values)
