@@ -9,7 +9,8 @@ has in the graph's own order, the first time as any other time; so a recompute t
 is refused, and a reader that overtakes a writer too. What is paged in has the version that was paged out.
 
 A store can fail at any time. Where updates stand early, what is lost must be made again from the batch and from weights
-that are still as they were; so a storage is read back only where that is possible.
+that are still as they were; so a storage is read back only where that is possible. Where they stand together, the same
+holds from the first of them on: a step cannot be taken back any more then.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class _Play:
         """What was paged in is read now: if it did not come back, it could be made again, or the step taken back."""
         storage = self.graph.tensors[t].storage
         self.coming.discard(storage)
-        if self.plan.updates == "early":
+        if self.plan.updates == "early" or (self.plan.updates == "together" and self.updating):
             why = self._why_lost(t, {storage, *self.coming})
             self._require(why is None, f"storage {storage} is paged in, and could not be made again: {why}")
 
