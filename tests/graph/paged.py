@@ -86,8 +86,8 @@ def items(task: Problem, gaps: Iterable[Gap], order: Sequence[int] | None = None
 
 
 def legal(task: Problem, plan: Plan) -> bool:
-    """False where updates stand early, and something is paged in that could not be made again. Any other fault of the
-    plan is raised."""
+    """False where something is paged in that could not be made again, and must be. Any other fault of the plan is
+    raised."""
     try:
         validate(task.graph, plan)
     except InternalError as error:
@@ -100,7 +100,9 @@ def legal(task: Problem, plan: Plan) -> bool:
 def paged_plan(task: Problem, gaps: Sequence[Gap]) -> Plan:
     """The plan with as many of the gaps as are legal."""
     until = prepare(task).until
-    taken = [gap for gap in gaps if task.updates != "early" or until[gap.storage] >= gap.back]
+    updated = next(at for at, op in enumerate(task.order) if task.graph.ops[op].phase == "update")
+    first = {"early": 0, "guarded": len(task.order), "together": updated}[task.updates]  # from here on, none is lost
+    taken = [gap for gap in gaps if gap.back < first or until[gap.storage] >= gap.back]
     plan = task.plan(items(task, taken), planner="by hand")
     while not legal(task, plan):
         taken = taken[: len(taken) // 2]

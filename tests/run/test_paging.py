@@ -22,7 +22,8 @@ import edgetrain.run.compiled as compiled_module
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph
-from edgetrain.plan.plan import PageIn, Plan, Updates
+from edgetrain.ops import update
+from edgetrain.plan.plan import Action, Free, PageIn, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run.compile import Program, build
 from edgetrain.run.compiled import CompiledStep
@@ -168,6 +169,10 @@ def test_a_step_that_pages_changes_no_bit_and_keeps_to_its_bytes(
     assert n_paged > 5
 
 
+def without_frees(plan: Plan) -> list[Action]:
+    return [action for action in plan.schedule if not isinstance(action, Free)]
+
+
 @pytest.mark.parametrize("updates", UPDATES)
 def test_a_plan_that_pages_can_be_saved_and_read_back(updates: Updates, tmp_path: Path) -> None:
     given = case("norm")
@@ -177,7 +182,9 @@ def test_a_plan_that_pages_can_be_saved_and_read_back(updates: Updates, tmp_path
     assert plan.energy_j is None  # nothing tells what the ops take
     plan.save(tmp_path / "plan")
     assert Plan.load(tmp_path / "plan") == plan
-    assert task.plan(plan.items, planner="by hand") == plan
+    again = task.plan(plan.items, planner="by hand")
+    assert again.peak_bytes == plan.peak_bytes
+    assert without_frees(again) == without_frees(plan)
     assert f"{len(plan.paged)} storages paged" in str(plan)
 
 
@@ -206,7 +213,7 @@ def test_what_a_step_can_do_beside_training(updates: Updates, tmp_path: Path) ->
     assert differing(found, keeps.gradients(given.batch(0))) == []
     torch.manual_seed(3)
     before["random"] = torch.get_rng_state()
-    assert step.trace_memory(given.batch(0)).peak_bytes == step.plan.peak_bytes
+    assert step.trace_memory(given.batch(0)).peak_with_workspace_bytes == step.plan.peak_bytes
     assert differing(ours.snapshot(), before) == []
 
 
@@ -215,7 +222,7 @@ def test_what_a_step_can_do_beside_training(updates: Updates, tmp_path: Path) ->
 
 def tensors() -> int:
     """How many there are; the garbage collector, which would hide a cycle, is to be off."""
-    return sum(isinstance(found, Tensor) for found in gc.get_objects())
+    return sum(issubclass(type(found), Tensor) for found in gc.get_objects())
 
 
 @pytest.fixture
@@ -257,9 +264,10 @@ def test_a_fault_at_any_transfer_costs_time_alone(
     both = (step, keeps)
     for one in both:
         torch.manual_seed(0)
-        one(given.batch(0))
+        for _ in range(3):  # until the arena is laid out for what the step asks for
+            one(given.batch(0))
     assert step.arena is not None
-    held, n_calls = step.arena.held_bytes, len(disk.log) // 2
+    held, n_calls = step.arena.held_bytes, len(disk.log) // 4
     log = disk.log[:n_calls]
     alive = tensors()
     for number, at in enumerate(range(0, n_calls, every)):
@@ -291,7 +299,7 @@ def test_a_fault_in_the_rehearsal(updates: Updates, kind: str, tmp_path: Path) -
     given = case("norm")
     task = given.task(updates)
     losses, snapshot = right("norm", sgd, updates)
-    plan = paged_plan(task, safe_gaps(task)[::2])
+    plan = paged_plan(task, safe_gaps(task)[::3])
     taken_back = 0
     for at in range(2 * len(plan.paged)):
         ours = given.fresh()
@@ -315,7 +323,7 @@ def test_a_fault_in_the_rehearsal(updates: Updates, kind: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("updates", ["guarded", "together"])
 def test_what_cannot_be_made_again_takes_the_step_back(updates: Updates, tmp_path: Path) -> None:
-    """Gradients: where no update stands before its time they may be paged, and a step is nothing to lose."""
+    """Gradients, where the step can still be taken back."""
     given = case("norm")
     task = given.task(updates)
     gaps = [gap for gap in widest_gaps(task) if task.graph.ops[task.maker[gap.storage]].phase == "backward"]
@@ -325,26 +333,29 @@ def test_what_cannot_be_made_again_takes_the_step_back(updates: Updates, tmp_pat
     step = given.step(ours, plan, tmp_path, disk)
     step(given.batch(0))
     n_calls = len(disk.log) // 2
-    log = disk.log[:n_calls]
+    log, went_on, said = disk.log[:n_calls], 0, ""
     for at in range(n_calls):
         twin = ours.twin()
         torch.manual_seed(1)
         before = ours.snapshot()
         disk.arm(at, "flip")
-        if log[at] == "w":  # it is still in memory
+        try:
             step(given.batch(1))
-            assert differing(ours.snapshot(), before) != []
-        else:
-            with pytest.raises(UserError, match="cannot be made again; the step was taken back"):
-                step(given.batch(1))
+            went_on += log[at] == "w"
+        except UserError as told:
+            said = str(told)
             assert differing(ours.snapshot(), before) == []
             disk.disarm()
             step(given.batch(1))
+        else:
+            assert log[at] == "w"  # then it is still in memory
         assert not disk.moving
         keeps = et.compile(given.graph, task.keep_all, twin.model, twin.optimizer)
         torch.manual_seed(1)
         keeps(given.batch(1))
         assert differing(ours.snapshot(), twin.snapshot()) == []
+    assert went_on  # at least where nothing was in the store before
+    assert "cannot be made again; the step was taken back" in said
 
 
 class Failing:
@@ -363,7 +374,7 @@ class Failing:
 
     def _around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
+            self.calls += kernel not in update.KERNELS.values()  # which nothing may interrupt
             if self.calls - 1 == self.at:
                 raise Fault
             return kernel(*args, **kwargs)
@@ -398,9 +409,7 @@ def test_a_kernel_that_fails_after_a_transfer_did(
                 break
             assert not disk.moving
             assert differing(ours.snapshot(), before) == []
-            failing.at += 5 if updates == "guarded" else 9
-            if updates == "together" and failing.at > len(task.order) - 20:
-                break  # the updates, which nothing can interrupt
+            failing.at += 7
     assert tried > 5
     failing.at = -1
     disk.disarm()
