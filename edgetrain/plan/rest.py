@@ -85,7 +85,7 @@ def rest(
     except NoRoom:
         return None
     coming: list[Item] = [task.order[n] if n >= 0 else PageIn(-1 - n) for n in sequence]
-    return plan_with(task.graph, plan, _joined(task, past, now.alive, coming))
+    return plan_with(task.graph, plan, _joined(task, past, now.alive, lost, coming))
 
 
 def least_rest(
@@ -102,13 +102,15 @@ def least_rest(
     return most
 
 
-def _joined(task: Problem, past: Sequence[Action], alive: Set[int], coming: Sequence[Item]) -> tuple[Action, ...]:
+def _joined(
+    task: Problem, past: Sequence[Action], alive: Set[int], lost: Set[int], coming: Sequence[Item]
+) -> tuple[Action, ...]:
     """The actions that were taken, what is let go of, and those that run these ops."""
     before = [action.op if isinstance(action, Compute) else action for action in past if not isinstance(action, Free)]
     whole = lifetimes.schedule(task.graph, [*before, *coming])
     run = [n for n, action in enumerate(whole) if not isinstance(action, Free)]
     cut = run[len(before)] if len(before) < len(run) else len(whole)
     kept = state(task, whole[:cut]).alive
-    if not kept <= alive:
+    if not kept <= alive - lost:
         raise InternalError("the rest of a step reads what is not there")
     return (*past, *(Free(s) for s in sorted(alive - kept)), *whole[cut:])

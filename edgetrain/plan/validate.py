@@ -70,6 +70,8 @@ class _Play:
         self._require(not missing, f"{len(missing)} ops never run")
         for t in self.graph.outputs:
             self._require(self._is_there(t), f"the output {self.graph.tensors[t].name} is gone at the end")
+            if self.graph.tensors[t].storage in self.coming:
+                self._require_safe(t)
         wanted = set(self.graph.outputs)
         if not any(op.phase == "update" for op in self.graph.ops):
             wanted |= set(self.graph.gradients.values())  # without updates the gradients are the result
