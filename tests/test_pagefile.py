@@ -666,7 +666,7 @@ def test_a_transfer_that_was_not_asked_for_to_the_end_is_not_waited_for(tmp_path
     def interrupted(job: object) -> None:
         raise KeyboardInterrupt
 
-    jobs, pages._jobs = pages._jobs, type("Jobs", (), {"put": staticmethod(interrupted)})()  # type: ignore[assignment]
+    jobs, pages._jobs = pages._jobs, type("Jobs", (), {"put": staticmethod(interrupted)})()
     with pytest.raises(KeyboardInterrupt):
         pages.write(0, address(values))
     pages._jobs = jobs

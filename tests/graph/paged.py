@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from edgetrain.costs.table import Costs, Store
 from edgetrain.errors import InternalError
@@ -51,7 +52,7 @@ def widest_gaps(task: Problem) -> list[Gap]:
     """Each storage away as long as can be: between the two uses that are farthest apart."""
     gaps = []
     for s, at in uses(task).items():
-        out, back = max(zip(at, at[1:], strict=False), key=lambda pair: pair[1] - pair[0], default=(0, 0))
+        out, back = max(pairwise(at), key=lambda pair: pair[1] - pair[0], default=(0, 0))
         if back - out > 1:
             gaps.append(Gap(out, (out + back) // 2, back, s))
     return sorted(gaps)
@@ -62,7 +63,7 @@ def random_gaps(task: Problem, draw: random.Random, part: float) -> list[Gap]:
     gaps = []
     for s, at in uses(task).items():
         stored = False
-        for use, following in zip(at, at[1:], strict=False):
+        for use, following in pairwise(at):
             if draw.random() < part:
                 out, free, back = use, *sorted(draw.randint(use, following) for _ in range(2))
                 again = stored and draw.random() < 0.7

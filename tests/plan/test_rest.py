@@ -101,7 +101,7 @@ def can_be_lost(task: Problem, plan: Plan, at: int) -> list[int]:
     next_use: dict[int, int] = {}
     for position in range(len(task.order) - 1, now.position - 1, -1):
         next_use.update(dict.fromkeys(task.reads[task.order[position]], position))
-    next_use.update({s: now.position for s in results(task.graph)})
+    next_use.update(dict.fromkeys(results(task.graph), now.position))
     return [s for s in sorted(now.alive) if s not in next_use or next_use[s] <= until[s]]
 
 

@@ -295,12 +295,12 @@ def test_only_storages_that_exist_are_paged(task: Problem, storage: int) -> None
 
 def test_only_what_one_tensor_fills_is_paged() -> None:
     """Not a parameter, nor an input, nor a storage that several tensors share."""
-    tried = set()
+    tried = set[str]()
     for net in ("residual", "attention", "dropout"):
         given = paging(net, "guarded")
         plan, schedule = actions(given)
         for s, storage in enumerate(given.graph.storages):
-            if s not in whole_tensors(given.graph) and s not in tried:
+            if s not in whole_tensors(given.graph) and storage.role not in tried:
                 refused(
                     given, plan, [*schedule[:3], PageOut(s), *schedule[3:]], "is not one tensor on the CPU|no storage"
                 )
@@ -324,8 +324,8 @@ def test_what_was_paged_out_before_it_changed_is_the_old_one() -> None:
     at, s = next((n, s) for n, op in enumerate(given.graph.ops) for s in op.writes if s in whole)
     plan, schedule = actions(given)
     write = next(n for n, a in enumerate(schedule) if isinstance(a, Compute) and a.op == at)
-    there_and_back = [PageOut(s), Free(s), PageIn(s)]
-    late = [Free(s), PageIn(s)]
+    there_and_back: list[Action] = [PageOut(s), Free(s), PageIn(s)]
+    late: list[Action] = [Free(s), PageIn(s)]
     schedule = [*schedule[:write], *there_and_back, schedule[write], *late, *schedule[write + 1 :]]
     refused(given, plan, schedule, "which was changed since|which is not there")
 
