@@ -24,7 +24,7 @@ from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.ops import update
-from edgetrain.plan.plan import Action, Free, PageIn, PageOut, Plan, Updates
+from edgetrain.plan.plan import Action, Free, Item, PageIn, PageOut, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
 from edgetrain.run.compile import Program, build
@@ -517,7 +517,7 @@ def test_a_loss_that_no_op_reads_any_more_is_waited_for(tmp_path: Path) -> None:
     s = given.graph.tensors[given.graph.outputs[0]].storage
     made = task.position[task.maker[s]]
     order = list(task.order)
-    late = [*order[: made + 1], PageOut(s), *order[made + 1 :], PageIn(s)]
+    late: list[Item] = [*order[: made + 1], PageOut(s), *order[made + 1 :], PageIn(s)]
     plan = task.plan(late, planner="by hand")
     assert plan.schedule[-1] == PageIn(s)
     disk = Disk(slow_s=0.01)
@@ -537,6 +537,6 @@ def test_a_loss_is_not_paged_where_it_could_be_lost(updates: Updates) -> None:
     task = case("norm").task(updates)
     s = task.graph.tensors[task.graph.outputs[0]].storage
     made = task.position[task.maker[s]]
-    late = [*task.order[: made + 1], PageOut(s), *task.order[made + 1 :], PageIn(s)]
+    late: list[Item] = [*task.order[: made + 1], PageOut(s), *task.order[made + 1 :], PageIn(s)]
     with pytest.raises(InternalError, match="could not be made again"):
         validate(task.graph, task.plan(late, planner="by hand"))
