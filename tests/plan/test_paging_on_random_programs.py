@@ -23,7 +23,7 @@ from edgetrain.plan.timing import play
 from edgetrain.plan.validate import validate
 from edgetrain.run.compiled import CompiledStep
 
-EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 2
+EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 3
 
 
 @settings(

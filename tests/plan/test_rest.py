@@ -30,7 +30,7 @@ from edgetrain.plan.validate import validate
 from edgetrain.run.compile import Program, build
 from edgetrain.run.compiled import CompiledStep, _taken
 
-EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 3
+EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 6
 UPDATES: tuple[Updates, ...] = ("early", "guarded", "together")
 
 
@@ -139,7 +139,7 @@ def planned_anew(task: Problem, plan: Plan, at: int, draw: random.Random) -> tup
 
 
 @pytest.mark.parametrize("updates", UPDATES)
-@pytest.mark.parametrize(("net", "every"), [("short", 2), ("dropout", 3), ("residual", 11), ("attention", 23)])
+@pytest.mark.parametrize(("net", "every"), [("short", 2), ("dropout", 3), ("residual", 17), ("attention", 37)])
 def test_a_step_cut_anywhere_runs_on_to_the_same_bits(net: str, every: int, updates: Updates) -> None:
     task = small(net, updates)
     draw = random.Random(every)
