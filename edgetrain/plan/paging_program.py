@@ -59,6 +59,8 @@ class PagingFormulation(Formulation):
         assert problem.costs.store is not None
         self.store: Store = problem.costs.store
         self.ways = (False, True) if overlap else (True,)
+        phases = [problem.graph.ops[number].phase for number in self.ops]
+        self.first_update = phases.index("update") if "update" in phases else len(phases)
         self.time_at = np.cumsum([0.0, *(problem.costs.ops[number].time_s for number in self.ops)])
         self.freed: dict[tuple[int, bool], int] = {}
         self.begin: dict[tuple[int, int, bool], int] = {}
@@ -79,8 +81,10 @@ class PagingFormulation(Formulation):
         until = prepare(p).until
         found = []
         for s, points in self.points.items():
-            # With early updates it must be possible to make it again when it does not come back.
-            safe = p.updates != "early" or until[s] >= p.position[self.ops[points[-1]]]
+            # Once something is updated it must be possible to make it again when it does not come back.
+            last = points[-1]
+            updates = p.updates == "early" or (p.updates == "together" and last >= self.first_update)
+            safe = not updates or until[s] >= p.position[self.ops[last]]
             if s in self.uses and s in p.pageable and safe and p.size[s] >= least:
                 found.append(s)
         return found

@@ -15,6 +15,7 @@ less time is taken.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -57,7 +58,10 @@ def state(task: Problem, actions: Sequence[Action]) -> State:
             if action.into is not None:
                 alive.discard(action.into)
     left = (at for at, op in enumerate(task.order) if op not in done and not task.is_view[op])
-    return State(next(left, len(task.order)), frozenset(alive), frozenset(stored))
+    position = next(left, len(task.order))
+    while position and task.order[position - 1] not in done:
+        position -= 1  # the views before it, which have not been taken either
+    return State(position, frozenset(alive), frozenset(stored))
 
 
 def rest(
@@ -87,7 +91,7 @@ def rest(
         return None
     sequence = min(sequences, key=lambda sequence: sum(ready.again_s[n] for n in sequence if n >= 0))
     coming: list[Item] = [task.order[n] if n >= 0 else PageIn(-1 - n) for n in sequence]
-    return plan_with(task.graph, plan, _joined(task, past, now.alive, coming))
+    return plan_with(task.graph, plan, _joined(task, past, now.alive, lost, coming))
 
 
 def bytes_from(graph: Graph, plan: Plan) -> list[int]:
@@ -113,8 +117,8 @@ def least_rest(
     lost: Set[int],
     use_store: bool,
     prepared: Prepared | None = None,
-) -> Plan:
-    """As `rest`, in as few bytes above the budget as are found to do."""
+) -> Plan | None:
+    """As `rest`, in as few bytes above the budget as are found to do; None where what is lost cannot be made again."""
     ready = prepared or prepare(task)
 
     def within(n_bytes: int) -> Plan | None:
@@ -123,14 +127,11 @@ def least_rest(
     found = within(budget_bytes)
     if found is not None:
         return found
-    # The plan as it was needs so much from here on; without what is lost it may need more.
-    low, high = budget_bytes, max(budget_bytes + 1, bytes_from(task.graph, plan)[at])
-    best = None if lost else plan
-    while best is None:
-        low, best = high, within(high)
-        if best is None and high > 2 * task.keep_all.peak_bytes + budget_bytes:
-            raise InternalError("the rest of a step cannot be run from what is alive")
-        high *= 2
+    # If nothing is lost the plan can go on as it was.
+    best = plan if use_store and not lost else within(sys.maxsize)
+    if best is None:
+        return None
+    low, high = budget_bytes, bytes_from(task.graph, best)[at]
     while high - low > NEAR * high:
         middle = (low + high) // 2
         found = within(middle)
@@ -141,13 +142,15 @@ def least_rest(
     return best
 
 
-def _joined(task: Problem, past: Sequence[Action], alive: Set[int], coming: Sequence[Item]) -> tuple[Action, ...]:
+def _joined(
+    task: Problem, past: Sequence[Action], alive: Set[int], lost: Set[int], coming: Sequence[Item]
+) -> tuple[Action, ...]:
     """The actions that were taken, what is let go of, and those that run these ops."""
     before = [action.op if isinstance(action, Compute) else action for action in past if not isinstance(action, Free)]
     whole = lifetimes.schedule(task.graph, [*before, *coming])
     run = [n for n, action in enumerate(whole) if not isinstance(action, Free)]
     cut = run[len(before)] if len(before) < len(run) else len(whole)
     kept = state(task, whole[:cut]).alive
-    if not kept <= alive:
+    if not kept <= alive - lost:
         raise InternalError("the rest of a step reads what is not there")
     return (*past, *(Free(s) for s in sorted(alive - kept)), *whole[cut:])
