@@ -212,7 +212,7 @@ class Walk(ABC):
         self.stored = frozenset(stored)
         count = len(ready.size)
         self.end = len(ready.order)
-        self.now = 0
+        self.now, self.resumed = 0, False
         self.held = ready.persistent_bytes
         self.sequence: list[int] = []
         self.chain: list[int] = []  # what is left of the chain under way
@@ -235,7 +235,7 @@ class Walk(ABC):
         coming: dict[int, int] = dict.fromkeys(ready.kept, self.end)
         for at in range(self.end - 1, position - 1, -1):
             coming.update(dict.fromkeys((*ready.reads[at], *ready.makes[at]), at))
-        self.now = position
+        self.now, self.resumed = position, True
         self.held += sum(ready.undo[:position])
         self.next_use[list(coming)] = list(coming.values())
         for s in live:
@@ -243,8 +243,18 @@ class Walk(ABC):
             self.held += ready.size[s]
             self.settle(s)
 
+    def bring_results(self) -> None:
+        """In the middle of a step, a result that is not there any more comes first, for no op asks for it."""
+        gone = [s for s in self.ready.kept if not self.live[s] and 0 <= self.ready.made_at[s] < self.now]
+        for s in gone:
+            if s in self.stored:
+                self.bring_back(s)
+        self.make_again([s for s in gone if s not in self.stored])
+
     def run(self) -> list[int]:
         ready = self.ready
+        if self.resumed:
+            self.bring_results()
         for at in range(self.now, self.end):
             reads = ready.reads[at]
             self.now = at
@@ -287,7 +297,10 @@ class Walk(ABC):
     def make_again(self, missing: Sequence[int]) -> None:
         """The missing storages and their missing ancestors, each used up as the chain goes on."""
         ready = self.ready
-        self.chain = sorted(self.makers(missing), reverse=True)
+        makers = self.makers(missing)
+        if self.resumed and any(ready.until[s] < self.now for at in makers for s in ready.makes[at]):
+            raise NoRoom([])  # what was lost need not be such that it can be made again
+        self.chain = sorted(makers, reverse=True)
         for at in self.chain:
             for r in ready.reads[at]:
                 self.lock(r)

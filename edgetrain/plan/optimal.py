@@ -221,7 +221,7 @@ def optimal(
     end = time.monotonic() + time_limit_s
     aim = aim or Aim()
     if aim.most and (start is None or not _Search(problem, budget_bytes, aim, 1).keeps(start)):
-        start = _within_limits(problem, budget_bytes, aim, start, PART_ALONE * time_limit_s, gap)
+        start = _within_limits(problem, budget_bytes, aim, start, 2 * PART_ALONE * time_limit_s, gap)
     if aim.recompute and aim.pages(problem):
         # Joint is never worse than either alone.
         for part in (replace(aim, recompute=False), replace(aim, page=False)):

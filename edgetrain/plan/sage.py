@@ -35,22 +35,6 @@ class Sage(Walk):
         super().__init__(ready, budget, stored)
         self.score = [(1e6 * own_s + 1) / (n + 1) for own_s, n in zip(ready.own_s, ready.size, strict=True)]
 
-    def run(self) -> list[int]:
-        """From the middle of a step: a result that is not there any more comes first, for no op asks for it."""
-        gone = [s for s in self.ready.kept if not self.live[s] and 0 <= self.ready.made_at[s] < self.now]
-        for s in gone:
-            if s in self.stored:
-                self.bring_back(s)
-        self.make_again([s for s in gone if s not in self.stored])
-        return super().run()
-
-    def makers(self, wanted: Iterable[int]) -> set[int]:
-        """What was lost need not be such that it can be made again."""
-        found = super().makers(wanted)
-        if any(self.ready.until[s] < self.now for at in found for s in self.ready.makes[at]):
-            raise NoRoom([])
-        return found
-
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
         candidates = self.evictable.nonzero()[0].tolist()
         if candidates:

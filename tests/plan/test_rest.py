@@ -70,7 +70,7 @@ class CutStep(CompiledStep):
                 raise Stop
 
         try:
-            program.run(*given[:-1], look, None, {})
+            program.run(*given[:-1], look, None, None, {})
             raise AssertionError("it did not stop")
         except Stop as stop:
             second = build(self.graph, self._following, start=self._at, resumable=True)
@@ -78,7 +78,7 @@ class CutStep(CompiledStep):
         for name, tensor in taken.items():
             if name.startswith("t") and self.graph.tensors[int(name[1:])].storage in self._lost:
                 tensor.untyped_storage().fill_(0x7F)
-        return second.run(*given, None, taken)
+        return second.run(*given, None, None, taken)
 
 
 def trained(
@@ -190,15 +190,16 @@ def test_a_step_that_is_over_needs_no_rest() -> None:
     assert rest(task, plan, 0, 1) is None
 
 
-def test_from_the_first_action_on_it_is_what_sage_plans() -> None:
+def test_from_the_first_action_on_it_is_at_least_as_good_as_what_sage_plans() -> None:
     task = small("residual")
     for part in (0.6, 0.8, 1.0):
         limit = budget(task, part)
         whole = rest(task, task.keep_all, 0, limit)
         order = sage(task, limit)
-        assert (whole is None) == (order is None)
-        if whole is not None and order is not None:
-            assert whole.schedule == task.plan(order, planner="sage").schedule
+        if order is not None:
+            assert whole is not None
+            assert whole.peak_bytes <= limit
+            assert task.costs.time_s(whole.order) <= task.costs.time_s(order) + 1e-12
 
 
 @settings(
