@@ -69,7 +69,7 @@ class Moved:
 
 
 class _Slot:
-    """A place of the file. `ready` is set while no transfer of it is under way."""
+    """A place of the file. `ready` belongs to its last transfer, and is set when that is over."""
 
     def __init__(self, at: int, n_bytes: int) -> None:
         self.at, self.n_bytes = at, n_bytes
@@ -77,6 +77,10 @@ class _Slot:
         self.fault: str | None = None
         self.ready = threading.Event()
         self.ready.set()
+
+
+class _Damaged(Exception):
+    """Found here, not by the system."""
 
 
 class PageFile:
@@ -87,23 +91,24 @@ class PageFile:
         for n_bytes in slot_bytes:
             self._slots.append(_Slot(self.n_bytes, n_bytes))
             self.n_bytes += _whole(n_bytes)
-        self._file = _new_file(Path(folder), self.n_bytes)
+        self._mover = _Mover(_new_file(Path(folder), self.n_bytes), calls or Calls())
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._calls = calls or Calls()
-        self._buffer = mmap.mmap(-1, CHUNK_BYTES)  # whole pages, as direct transfers want them
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
-        thread = threading.Thread(target=_work, args=(self._jobs,), name="edgetrain pages", daemon=True)
+        self._process = os.getpid()
+        # Neither the thread nor a job knows this object, so that it goes, and the file with it, when nobody else does.
+        thread = threading.Thread(
+            target=_work, args=(self._jobs, self._mover.file), name="edgetrain pages", daemon=True
+        )
         thread.start()
-        self.close = weakref.finalize(self, _close, self._jobs, thread, self._file)
+        self.close = weakref.finalize(self, _close, self._jobs, thread)
 
     def write(self, slot: int, address: int) -> None:
         """Begin to write the memory at the address, which must stay as it is until `wait`."""
-        self._begin(self._slots[slot], lambda place: self._write(place, address))
+        self._begin(self._slots[slot], address, self._mover.write)
         self.moved.out_bytes += self._slots[slot].n_bytes
 
     def read(self, slot: int, address: int) -> None:
         """Begin to read the slot into the memory at the address, which nobody may touch until `wait`."""
-        self._begin(self._slots[slot], lambda place: self._read(place, address))
+        self._begin(self._slots[slot], address, self._mover.read)
         self.moved.in_bytes += self._slots[slot].n_bytes
 
     def wait(self, slot: int) -> None:
@@ -118,28 +123,54 @@ class PageFile:
 
     def settle(self) -> set[int]:
         """Until no transfer is under way. Returns the slots whose last transfer failed; that is forgotten then."""
+        if self._why_gone() is None:
+            over = threading.Event()
+            self._jobs.put(over.set)
+            over.wait()
         failed = set()
         for slot, place in enumerate(self._slots):
-            place.ready.wait()
+            place.ready.set()  # of one that Ctrl-C kept from being asked for, too
             if place.fault is not None:
                 failed.add(slot)
                 place.fault = None
         return failed
 
-    def _begin(self, place: _Slot, transfer: Callable[[_Slot], None]) -> None:
+    def _why_gone(self) -> str | None:
+        if os.getpid() != self._process:
+            return "the process was copied, and the page file stayed with the original"
+        return None if self.close.alive else "the page file is closed"
+
+    def _begin(self, place: _Slot, address: int, transfer: Callable[[_Slot, int], None]) -> None:
+        place.fault = place.fault or self._why_gone()
+        if place.fault is not None:
+            return
+        ready = place.ready = threading.Event()
+
         def job() -> None:
             try:
-                if place.fault is None:
-                    transfer(place)
+                if place.fault is None:  # nor has one failed that was asked for before
+                    transfer(place, address)
+            except _Damaged as found:
+                place.fault = str(found)
             except OSError as error:
                 place.fault = f"the system says: {error.strerror or error}"
+            except Exception as error:  # whatever it is, the bytes are not where they should be
+                place.fault = f"{type(error).__name__}: {error}"
             finally:
-                place.ready.set()
+                ready.set()
 
-        place.ready.clear()
         self._jobs.put(job)
 
-    def _write(self, place: _Slot, address: int) -> None:
+
+class _Mover:
+    """Moves bytes between memory and the file, by way of one buffer."""
+
+    def __init__(self, file: int, calls: Calls) -> None:
+        self.file, self._calls = file, calls
+        self._buffer = mmap.mmap(-1, CHUNK_BYTES)  # whole pages, as direct transfers want them
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+
+    def write(self, place: _Slot, address: int) -> None:
         checksum = 0
         for begin in range(0, place.n_bytes, CHUNK_BYTES):
             n_bytes = min(CHUNK_BYTES, place.n_bytes - begin)
@@ -149,7 +180,7 @@ class PageFile:
                 self._move(self._calls.write, view[: _whole(n_bytes)], place.at + begin)
         place.checksum = checksum
 
-    def _read(self, place: _Slot, address: int) -> None:
+    def read(self, place: _Slot, address: int) -> None:
         checksum = 0
         for begin in range(0, place.n_bytes, CHUNK_BYTES):
             n_bytes = min(CHUNK_BYTES, place.n_bytes - begin)
@@ -158,25 +189,29 @@ class PageFile:
                 checksum = zlib.crc32(view[:n_bytes], checksum)
             ctypes.memmove(address + begin, self._address, n_bytes)
         if checksum != place.checksum:
-            raise OSError(errno.EIO, "other bytes came back than were written")
+            raise _Damaged("other bytes came back from the page file than were written")
 
     def _move(self, call: Callable[[int, memoryview, int], int], view: memoryview, at: int) -> None:
         while view.nbytes:
-            moved = call(self._file, view, at)
+            moved = call(self.file, view, at)
             if moved <= 0:
-                raise OSError(errno.EIO, "the file ends before it should")
+                raise _Damaged("the page file ends before it should")
             view, at = view[moved:], at + moved
 
 
-def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None], file: int) -> None:
+    try:
+        while (job := jobs.get()) is not None:
+            job()
+            del job  # or it would stay until the next one comes
+    finally:
+        os.close(file)
 
 
-def _close(jobs: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread, file: int) -> None:
+def _close(jobs: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
     jobs.put(None)
-    thread.join()
-    os.close(file)
+    if thread is not threading.current_thread():  # the garbage collector runs in any thread, in that one too
+        thread.join()
 
 
 def _whole(n_bytes: int) -> int:

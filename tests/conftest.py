@@ -1,7 +1,7 @@
 """Settings of all tests: a graph cache of their own, one thread, and the helpers of `graph/` within reach.
 
-`tests/graph/plain.py` (the same training in plain PyTorch) and `tests/graph/nets.py` (small nets of every kind) are
-read by the tests of several folders.
+`tests/graph/plain.py` (the same training in plain PyTorch), `tests/graph/nets.py` (small nets of every kind) and
+`tests/graph/paged.py` (plans that page, disks that fail) are read by the tests of several folders.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from edgetrain.plan.problem import Problem
 ScoreName = Literal["chain", "half", "around", "tight", "time", "own"]
 SHAKE = 0.1  # standard deviation of the logarithm of a shaken cost
 DEARER = 4.0  # factor by which a repair raises costs
+MOST_TIMES = 8  # a walk that runs more than so many times the ops of a step leads nowhere
 TICK_S = 1e-9  # added to times that may be nought
 
 
@@ -181,7 +182,7 @@ def _walk(ready: Prepared, budget: int, score: Score, shake: int | None, repairs
         dearness = np.exp(SHAKE * np.random.default_rng(shake).standard_normal(len(ready.size)))
     for _ in range(repairs + 1):
         try:
-            return _Greedy(ready, budget, score, dearness).run()
+            return Greedy(ready, budget, score, dearness).run()
         except NoRoom as failed:
             if not failed.wanted:
                 return None
@@ -211,7 +212,7 @@ class Walk(ABC):
         self.stored = frozenset(stored)
         count = len(ready.size)
         self.end = len(ready.order)
-        self.now = 0
+        self.now, self.resumed = 0, False
         self.held = ready.persistent_bytes
         self.sequence: list[int] = []
         self.chain: list[int] = []  # what is left of the chain under way
@@ -234,7 +235,7 @@ class Walk(ABC):
         coming: dict[int, int] = dict.fromkeys(ready.kept, self.end)
         for at in range(self.end - 1, position - 1, -1):
             coming.update(dict.fromkeys((*ready.reads[at], *ready.makes[at]), at))
-        self.now = position
+        self.now, self.resumed = position, True
         self.held += sum(ready.undo[:position])
         self.next_use[list(coming)] = list(coming.values())
         for s in live:
@@ -242,8 +243,18 @@ class Walk(ABC):
             self.held += ready.size[s]
             self.settle(s)
 
+    def bring_results(self) -> None:
+        """In the middle of a step, a result that is not there any more comes first, for no op asks for it."""
+        gone = [s for s in self.ready.kept if not self.live[s] and 0 <= self.ready.made_at[s] < self.now]
+        for s in gone:
+            if s in self.stored:
+                self.bring_back(s)
+        self.make_again([s for s in gone if s not in self.stored])
+
     def run(self) -> list[int]:
         ready = self.ready
+        if self.resumed:
+            self.bring_results()
         for at in range(self.now, self.end):
             reads = ready.reads[at]
             self.now = at
@@ -286,7 +297,10 @@ class Walk(ABC):
     def make_again(self, missing: Sequence[int]) -> None:
         """The missing storages and their missing ancestors, each used up as the chain goes on."""
         ready = self.ready
-        self.chain = sorted(self.makers(missing), reverse=True)
+        makers = self.makers(missing)
+        if self.resumed and any(ready.until[s] < self.now for at in makers for s in ready.makes[at]):
+            raise NoRoom([])  # what was lost need not be such that it can be made again
+        self.chain = sorted(makers, reverse=True)
         for at in self.chain:
             for r in ready.reads[at]:
                 self.lock(r)
@@ -355,6 +369,8 @@ class Walk(ABC):
             self.locks[s] -= 1
             self.settle(s)
         self.sequence.append(at)
+        if len(self.sequence) > MOST_TIMES * self.end + 100:
+            self.fail()  # it makes again what it has just evicted, over and over
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:
         """Evict until the bytes fit; the input to overwrite, where that is the choice."""
@@ -372,12 +388,20 @@ class Walk(ABC):
         raise NoRoom([s for at in self.chain for s in self.ready.makes[at]])
 
 
-class _Greedy(Walk):
+class Greedy(Walk):
     """Evicts by a score. Costs only grow while storages go, so they are looked at only when they matter."""
 
-    def __init__(self, ready: Prepared, budget: int, score: Score, dearness: NDArray[np.float64]) -> None:
-        super().__init__(ready, budget)
+    def __init__(
+        self,
+        ready: Prepared,
+        budget: int,
+        score: Score = SCORES["chain"],
+        dearness: NDArray[np.float64] | None = None,
+        stored: Iterable[int] = (),
+    ) -> None:
+        super().__init__(ready, budget, stored)
         self.score = score
+        dearness = np.ones(len(ready.size)) if dearness is None else dearness
         self.dearness: list[float] = dearness.tolist()
         self.own = [s * d for s, d in zip(ready.own_s, self.dearness, strict=True)]
         self.cost = list(self.own)

@@ -220,6 +220,8 @@ def optimal(
     the bound, or when the time is up."""
     end = time.monotonic() + time_limit_s
     aim = aim or Aim()
+    if aim.most and (start is None or not _Search(problem, budget_bytes, aim, 1).keeps(start)):
+        start = _within_limits(problem, budget_bytes, aim, start, 2 * PART_ALONE * time_limit_s, gap)
     if aim.recompute and aim.pages(problem):
         # Joint is never worse than either alone.
         for part in (replace(aim, recompute=False), replace(aim, page=False)):
@@ -240,6 +242,18 @@ def optimal(
         if not found.infeasible or depth >= min(DEEPEST, len(problem.order)) or time.monotonic() > end:
             return found
         depth *= 2
+
+
+def _within_limits(
+    problem: Problem, budget: int, aim: Aim, start: Sequence[Item] | None, time_limit_s: float, gap: float
+) -> Sequence[Item] | None:
+    """A schedule that keeps the limits, if seeking the least of what is limited finds one."""
+    for what in aim.most:
+        free = replace(aim, objective=what, most={})
+        found = optimal(problem, budget, aim=free, start=start, time_limit_s=time_limit_s, gap=gap)
+        if found.order is not None and _Search(problem, budget, aim, 1).keeps(found.order):
+            return found.order
+    return None
 
 
 def _depth(problem: Problem) -> int:

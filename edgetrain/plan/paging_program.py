@@ -25,7 +25,7 @@ it says; the schedule is played through to know (`timing.py`), and the bound sta
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -59,6 +59,8 @@ class PagingFormulation(Formulation):
         assert problem.costs.store is not None
         self.store: Store = problem.costs.store
         self.ways = (False, True) if overlap else (True,)
+        phases = [problem.graph.ops[number].phase for number in self.ops]
+        self.first_update = phases.index("update") if "update" in phases else len(phases)
         self.time_at = np.cumsum([0.0, *(problem.costs.ops[number].time_s for number in self.ops)])
         self.freed: dict[tuple[int, bool], int] = {}
         self.begin: dict[tuple[int, int, bool], int] = {}
@@ -66,9 +68,6 @@ class PagingFormulation(Formulation):
         self.I: dict[tuple[int, int, bool], int] = {}
         for s in self._worth_paging():
             self._page(s)
-        self._paged_for: dict[int, list[tuple[int, int]]] = {}  # point → storages, and the variables that bring them
-        for (s, point, _), v in self.I.items():
-            self._paged_for.setdefault(point, []).append((s, v))
         self._storage = {v: key[0] for key, v in (*self.O.items(), *self.I.items())}
         self._transit: dict[int, Row] = {}
         self._count_transit()
@@ -82,8 +81,10 @@ class PagingFormulation(Formulation):
         until = prepare(p).until
         found = []
         for s, points in self.points.items():
-            # With early updates it must be possible to make it again when it does not come back.
-            safe = p.updates != "early" or until[s] >= p.position[self.ops[points[-1]]]
+            # Once something is updated it must be possible to make it again when it does not come back.
+            last = points[-1]
+            updates = p.updates == "early" or (p.updates == "together" and last >= self.first_update)
+            safe = not updates or until[s] >= p.position[self.ops[last]]
             if s in self.uses and s in p.pageable and safe and p.size[s] >= least:
                 found.append(s)
         return found
@@ -125,16 +126,10 @@ class PagingFormulation(Formulation):
     def transit(self, index: int) -> Row:
         return self._transit.get(index, {})
 
-    def arrived(self, t: int, own: Set[int]) -> Row:
-        return {v: float(self.problem.size[s]) for s, v in self._paged_for.get(t, ()) if s not in own}
-
     # ---- the rows
 
-    def present(self, s: int, stage: int) -> list[int]:
-        return [*super().present(s, stage), *self._brings(s, stage)]
-
-    def _brings(self, s: int, point: int) -> list[int]:
-        return [self.I[s, point, waits] for waits in self.ways if (s, point, waits) in self.I]
+    def brings(self, s: int, stage: int) -> list[int]:
+        return [self.I[s, stage, waits] for waits in self.ways if (s, stage, waits) in self.I]
 
     def _sends(self, s: int) -> list[int]:
         return [self.O[s, waits] for waits in self.ways if (s, waits) in self.O]
@@ -142,7 +137,7 @@ class PagingFormulation(Formulation):
     def logic(self) -> Iterator[tuple[Row, float]]:
         yield from super().logic()
         for s, point in {(s, point) for s, point, _ in self.I}:
-            yield dict.fromkeys(self._brings(s, point), 1.0) | dict.fromkeys(self._sends(s), -1.0), 0.0
+            yield dict.fromkeys(self.brings(s, point), 1.0) | dict.fromkeys(self._sends(s), -1.0), 0.0
         for s in {s for s, _ in self.O}:
             yield dict.fromkeys((*self._sends(s), self.K[s, 0]), 1.0), 1.0
         for (s, point, waits), v in self.I.items():
@@ -232,7 +227,7 @@ class PagingFormulation(Formulation):
                 index = self.at[item]
                 coming.update(dict.fromkeys(begun, index))
                 begun.clear()
-                for s in [s for s in coming if self._brings(s, index)]:
+                for s in [s for s in coming if self.brings(s, index)]:
                     found.setdefault(s, {})[index] = coming.pop(s) == index
         return found
 
@@ -244,7 +239,7 @@ class PagingFormulation(Formulation):
             # The last of what there is: it waits, and is always possible.
             found[self._sends(s)[0]] = 1.0
             for point, alone in points.items():
-                found[self._brings(s, point)[-1 if alone else 0]] = 1.0
+                found[self.brings(s, point)[-1 if alone else 0]] = 1.0
         self._fill_channel(found)
         return found
 
@@ -262,7 +257,7 @@ class PagingFormulation(Formulation):
                 values[self.W[b - 1]] += max(0.0, moved - there)
 
     def _there(self, values: Values, t: int, i: int, s: int) -> int | None:
-        paged = (v for v in self._brings(s, t) if values[v] > 0.5)
+        paged = (v for v in self.brings(s, t) if values[v] > 0.5)
         found = super()._there(values, t, i, s)
         return next(paged, None) if found is None else found
 
@@ -287,5 +282,6 @@ class PagingFormulation(Formulation):
 
     def _comes(self, s: int, point: int, values: Values) -> bool:
         """Where it is kept all the same, or made again, nothing has to come."""
-        brought = any(values[v] > 0.5 for v in self._brings(s, point))
-        return brought and all(values[v] < 0.5 for v in super().present(s, point))
+        brings = self.brings(s, point)
+        others = [v for v in self.present(s, point) if v not in brings]
+        return any(values[v] > 0.5 for v in brings) and all(values[v] < 0.5 for v in others)

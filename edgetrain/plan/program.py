@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,9 +176,9 @@ class Formulation:
         """The bytes of what is on its way to the store or back while an op runs."""
         return {}
 
-    def arrived(self, t: int, own: Set[int]) -> Row:
-        """The bytes of what has come back for a stage; without an op's own inputs and results."""
-        return {}
+    def brings(self, s: int, stage: int) -> list[int]:
+        """The variables that page a storage in for a stage."""
+        return []
 
     def brought(self, order: Sequence[Item]) -> dict[int, set[int]]:
         """Storage → the stages for which it is paged in."""
@@ -202,7 +202,8 @@ class Formulation:
         """The variables of which one must be 1 for the storage to be there at the stage."""
         gap = self.gap(s, stage)
         again = self.R.get((stage, self.problem.maker[s]))
-        return [*([] if gap is None else [self.K[s, gap]]), *([] if again is None else [again])]
+        kept = [] if gap is None else [self.K[s, gap]]
+        return [*kept, *([] if again is None else [again]), *self.brings(s, stage)]
 
     def logic(self) -> Iterator[tuple[Row, float]]:
         """Rows Σ a·x ≤ b: need, inputs, retention."""
@@ -290,7 +291,7 @@ class Formulation:
             # It is kept for somebody: for what comes after this, or for a recompute before it that may end it.
             before = self.first_reader[t].get(s, len(self.ops)) < self.at[i]
             if s in needed or t not in self.points[s] or not before:
-                row[self.present(s, t)[0]] = float(p.size[s])
+                row |= dict.fromkeys((self.present(s, t)[0], *self.brings(s, t)), float(p.size[s]))
                 continue
             later = self._later(s, t)
             if later is not None:
@@ -310,7 +311,7 @@ class Formulation:
             if later is not None:
                 row[later] = row.get(later, 0.0) + min(saved, p.size[options[0]])
         row[self.R[t, i]] = row.get(self.R[t, i], 0.0) + taken
-        return MemoryRow(_sum(_sum(row, self.transit(t)), self.arrived(t, own)), self.before[t])
+        return MemoryRow(_sum(row, self.transit(t)), self.before[t])
 
     def _across(self, t: int) -> list[int]:
         """The storages with a gap that spans the stage or ends at it."""

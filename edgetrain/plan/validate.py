@@ -9,7 +9,8 @@ has in the graph's own order, the first time as any other time; so a recompute t
 is refused, and a reader that overtakes a writer too. What is paged in has the version that was paged out.
 
 A store can fail at any time. Where updates stand early, what is lost must be made again from the batch and from weights
-that are still as they were; so a storage is read back only where that is possible.
+that are still as they were; so a storage is read back only where that is possible. Where they stand together, the same
+holds from the first of them on: a step cannot be taken back any more then.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class _Play:
         self.maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
         self.stored: dict[int, int] = {}  # the storages that are in the store, and the version there
         self.coming: set[int] = set()  # paged in, and read by nobody so far
+        self.going: set[int] = set()  # paged out, and not freed so far: only then is it certain that all of it has gone
         self.updating = False
         self.undo = 0
         self.peak = 0
@@ -77,6 +79,8 @@ class _Play:
         self._require(not missing, f"{len(missing)} ops never run")
         for t in self.graph.outputs:
             self._require(self._is_there(t), f"the output {self.graph.tensors[t].name} is gone at the end")
+            if self.graph.tensors[t].storage in self.coming:
+                self._require_safe(t)
         wanted = set(self.graph.outputs)
         if not any(op.phase == "update" for op in self.graph.ops):
             wanted |= set(self.graph.gradients.values())  # without updates the gradients are the result
@@ -107,6 +111,7 @@ class _Play:
             if storage in self.coming:
                 self._require_safe(t)
         for storage in op.writes:
+            self._require(storage not in self.going, f"{op.name} changes storage {storage} while it is paged out")
             self.version[storage] = self.version.get(storage, 0) + 1
         if action.into is not None:
             self._overwrite(action)
@@ -151,6 +156,7 @@ class _Play:
         if isinstance(action, PageOut):
             self._require(self._is_there(whole[0]) and s not in self.coming, f"storage {s} is paged out, but not there")
             self.stored[s] = self.version.get(s, 0)
+            self.going.add(s)
             return
         self._require(s in self.stored and s not in self.bytes_of, f"storage {s} is paged in: not stored, or there")
         self._take(s)
@@ -170,7 +176,7 @@ class _Play:
         """What was paged in is read now: if it did not come back, it could be made again, or the step taken back."""
         storage = self.graph.tensors[t].storage
         self.coming.discard(storage)
-        if self.plan.updates == "early":
+        if self.plan.updates == "early" or (self.plan.updates == "together" and self.updating):
             why = self._why_lost(t, {storage, *self.coming})
             self._require(why is None, f"storage {storage} is paged in, and could not be made again: {why}")
 
@@ -226,6 +232,7 @@ class _Play:
         self.held -= self.bytes_of.pop(storage)
         self.made.pop(storage, None)
         self.coming.discard(storage)
+        self.going.discard(storage)
 
     def _is_there(self, t: int) -> bool:
         return t in self.made.get(self.graph.tensors[t].storage, ())

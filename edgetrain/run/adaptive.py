@@ -134,11 +134,13 @@ class BudgetWatch:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self._needs: Sequence[int] = ()
+        self._met: int | None = None
         self._next_s = 0.0
         self._failed: Exception | None = None
 
-    def following(self, needs: Sequence[int]) -> None:
-        self._needs = needs
+    def following(self, needs: Sequence[int], *, met: int | None = None) -> None:
+        """met: the budget for which these needs are the least that was found; only one below it counts from now on."""
+        self._needs, self._met = needs, met
         self._next_s = time.monotonic() + PERIOD_S
 
     def now(self) -> int:
@@ -157,5 +159,5 @@ class BudgetWatch:
             self._failed = error
             return
         self._next_s = time.monotonic() + PERIOD_S
-        if self._needs[at] > budget:
+        if self._needs[at] > budget and (self._met is None or budget < self._met):
             raise BudgetFell(at, budget)

@@ -30,11 +30,11 @@ class StepArena:
 
     @contextmanager
     def serve(self) -> Iterator[None]:
+        self.disturbed = False  # it may still say so of a run that failed
         with arena.served(self._program) as recording:
             yield
         self.last = recording
         if self.disturbed:
-            self.disturbed = False
             arena.trim(0 if self._program is None else self._program.height_bytes)
         elif recording.improvised:
             self._program = program(recording.events)

@@ -173,6 +173,7 @@ class _Writer:
             self.coming.clear()
         for at, action in enumerate(self.plan.schedule[start:], start):
             yield from self._act(action, at)
+        yield from self._wait(self.moving | self.coming, len(self.plan.schedule))  # results that no op has waited for
         wanted = self.graph.outputs[:1] if outputs is None else outputs
         result = ", ".join(f"t{t}" for t in wanted)
         yield f"    return {result if outputs is None else f'({result},)'}"

@@ -26,7 +26,7 @@ from edgetrain.graph.accumulate import ACCUMULATE, accumulates_only
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Source, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
-from edgetrain.pagefile import PageFault
+from edgetrain.pagefile import Calls, PageFault
 from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Plan
@@ -88,6 +88,7 @@ class CompiledStep:
         costs: Costs | None = None,
         page_to: str | Path | None = None,
         watch: BudgetWatch | None = None,
+        page_calls: Calls | None = None,
     ) -> None:
         self.graph, self.plan = graph, plan
         self._watch = watch
@@ -98,7 +99,7 @@ class CompiledStep:
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
         self._kind = optimizers.kind_of(optimizer)
-        self._pages = self._new_pages(page_to)
+        self._pages = self._new_pages(page_to, page_calls)
         self._program = self._build(plan, watched=watch is not None)
         self._checked = False
         self.page_fault: str | None = None  # why the last transfer failed that did
@@ -146,7 +147,7 @@ class CompiledStep:
         if "_task" in other.__dict__:
             self._task, self._prepared = other._task, other._prepared
 
-    def _new_pages(self, folder: str | Path | None) -> Pages | None:
+    def _new_pages(self, folder: str | Path | None, calls: Calls | None) -> Pages | None:
         if not self.plan.paged:
             return None
         if folder is None or self._costs is None:
@@ -154,7 +155,7 @@ class CompiledStep:
                 "this plan pages tensors to storage", expected="a folder to page to, and the costs of the graph",
                 next_step="give page_to and costs, or plan without a store",
             )  # fmt: skip
-        return Pages(self.graph, self.plan, folder)
+        return Pages(self.graph, self.plan, folder, calls=calls)
 
     def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
         """For the rehearsal and for the step itself; None where there is no arena."""
@@ -254,10 +255,11 @@ class CompiledStep:
                 next_step="lower the learning rate, or look at this batch",
             ) from None
         except BaseException as error:
-            if self._pages is not None:
-                self._pages.settle()  # before the memory goes that is written to
+            updating = interrupt.holding
+            interrupt.hold()  # a second Ctrl-C must not come between
+            self._settle()
             traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
-            if self.plan.updates == "early" and keep and interrupt.holding:
+            if self.plan.updates == "early" and keep and updating:
                 raise InternalError(
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
@@ -266,6 +268,7 @@ class CompiledStep:
         finally:
             if not done:
                 interrupt.hold()
+                self._settle()
                 undo.take_back()
                 self._put_back_states(before)
             interrupt.release()
@@ -277,6 +280,11 @@ class CompiledStep:
     def bound(self) -> dict[int, torch.Tensor]:
         """The lasting tensors that the step reads, as they are now: parameters, buffers, externals, constants."""
         return dict(zip(self._program.held, (bind() for bind in self._binders), strict=True))
+
+    def _settle(self) -> None:
+        """Before the memory goes that is read from, or written to."""
+        if self._pages is not None:
+            self._pages.settle()
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
@@ -301,7 +309,21 @@ class CompiledStep:
         assert fault.at is not None
         lost = self._pages.settle()
         self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
-        now = least_rest(self._task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=False)
+        # Without the store, if that can be; what cannot be made again may still be whole there.
+        now = None
+        for use_store in (False, True):
+            now = now or least_rest(
+                self._task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=use_store, prepared=self._prepared
+            )
+        if now is None:
+            raise UserError(
+                "a tensor did not come back from storage, and cannot be made again; the step was taken back and the "
+                "model is as it was before",
+                received=fault.why, next_step="call the step again; if this comes again, page to another folder",
+            )  # fmt: skip
+        if now.peak_bytes > plan.peak_bytes:
+            more = now.peak_bytes - plan.peak_bytes
+            self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
         return now, *self._taken_up(now, program, fault, fault.at)
 
     def _with_less(self, plan: Plan, program: Program, fell: BudgetFell) -> tuple[Plan, Program, dict[str, Any]]:
@@ -312,9 +334,9 @@ class CompiledStep:
         now = least_rest(
             self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=self._pages is not None,
             prepared=self._prepared,
-        )  # fmt: skip
+        ) or plan  # fmt: skip
         needs = bytes_from(self.graph, now)
-        self._watch.following([0] * fell.at + needs[fell.at :])
+        self._watch.following(needs, met=fell.budget_bytes)
         following = self._taken_up(now, program, fell, fell.at)
         self.fell = (fell.budget_bytes, needs[fell.at], time.perf_counter() - begin)
         return now, *following

@@ -24,14 +24,17 @@ class Pages:
         self._slots = slots(plan)
         self._tensors = [graph.tensors[whole[s]] for s in self._slots]
         self._file = PageFile(folder, [tensor.n_bytes for tensor in self._tensors], calls=calls)
+        self._read: set[int] = set()  # the slots whose last transfer was a read
 
     def out(self, slot: int, tensor: torch.Tensor) -> None:
+        self._read.discard(slot)
         self._file.write(slot, tensor.untyped_storage().data_ptr())
 
     def back(self, slot: int) -> torch.Tensor:
         """The tensor with its memory; its numbers are there after `wait`."""
         like = self._tensors[slot]
         tensor = torch.empty_strided(like.shape, like.stride, dtype=getattr(torch, like.dtype))
+        self._read.add(slot)
         self._file.read(slot, tensor.untyped_storage().data_ptr())
         return tensor
 
@@ -44,8 +47,9 @@ class Pages:
             raise
 
     def settle(self) -> frozenset[int]:
-        """Until nothing moves any more: before memory is let go of. The storages whose last transfer failed."""
-        failed = self._file.settle()
+        """Until nothing moves any more: before memory is let go of. The storages that should have come back, and did
+        not; what failed to go out is still in memory."""
+        failed = self._file.settle() & self._read
         return frozenset(s for s, slot in self._slots.items() if slot in failed)
 
     @property

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
+from paged import Gap, items, uses, widest_gaps, with_store
+from problems import small
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,7 +17,9 @@ import edgetrain as et
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.plan import Compute, Free, Plan, Updates
+from edgetrain.plan.lifetimes import whole_tensors
+from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan, Updates
+from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
 
 
@@ -186,3 +191,185 @@ def test_updates_that_do_not_run_together_are_not_said_to(graph: Graph) -> None:
     validate(graph, plan)
     with pytest.raises(InternalError, match="are to run together"):
         validate(graph, replace(plan, updates="together"))
+
+
+# ---- paging
+
+
+@pytest.fixture(scope="module")
+def task() -> Problem:
+    return paging("residual", "guarded")
+
+
+def paging(net: str, updates: Updates) -> Problem:
+    given = small(net, updates)
+    return problem(given.graph, with_store(given.costs), updates)
+
+
+def away(given: Problem) -> Gap:
+    """A storage that the forward pass makes and the backward pass reads, with ops between."""
+    return max(
+        (gap for gap in widest_gaps(given) if given.graph.ops[given.maker[gap.storage]].phase == "forward"),
+        key=lambda gap: gap.back - gap.out,
+    )
+
+
+def actions(given: Problem, *gaps: Gap) -> tuple[Plan, list[Action]]:
+    plan = given.plan(items(given, gaps), planner="test")
+    return plan, list(plan.schedule)
+
+
+@pytest.mark.parametrize("updates", ["early", "guarded", "together"])
+def test_a_plan_that_pages_is_legal(updates: Updates) -> None:
+    given = paging("residual", updates)
+    plan, schedule = actions(given, away(given))
+    validate(given.graph, plan)
+    assert sum(isinstance(a, PageOut) for a in schedule) == sum(isinstance(a, PageIn) for a in schedule) == 1
+    assert len(plan.paged) == 1
+
+
+def refused(given: Problem, plan: Plan, schedule: list[Action], told: str) -> None:
+    with pytest.raises(InternalError, match=told):
+        validate(given.graph, replace(plan, schedule=tuple(schedule)))
+
+
+def test_what_is_paged_in_was_paged_out(task: Problem) -> None:
+    plan, schedule = actions(task, away(task))
+    schedule.remove(PageOut(away(task).storage))
+    refused(task, plan, schedule, "paged in: not stored")
+
+
+def test_what_is_paged_in_is_not_there(task: Problem) -> None:
+    plan, schedule = actions(task, away(task))
+    schedule.remove(Free(away(task).storage))
+    refused(task, plan, schedule, "paged in: not stored, or there")
+
+
+def test_what_is_paged_out_is_there(task: Problem) -> None:
+    s = away(task).storage
+    plan, schedule = actions(task, away(task))
+    schedule.remove(PageOut(s))
+    refused(task, plan, [PageOut(s), *schedule], "paged out, but not there")
+    at = schedule.index(Free(s))
+    refused(task, plan, [*schedule[: at + 1], PageOut(s), *schedule[at + 1 :]], "paged out, but not there")
+
+
+def test_what_is_coming_is_not_paged_out(task: Problem) -> None:
+    s = away(task).storage
+    plan, schedule = actions(task, away(task))
+    at = schedule.index(PageIn(s))
+    refused(task, plan, [*schedule[: at + 1], PageOut(s), *schedule[at + 1 :]], "paged out, but not there")
+
+
+def test_what_is_paged_in_is_freed_again(task: Problem) -> None:
+    plan, schedule = actions(task, away(task))
+    refused(task, plan, [*schedule, PageIn(away(task).storage)], "never freed")
+
+
+def test_what_is_away_is_not_read(task: Problem) -> None:
+    plan, schedule = actions(task, away(task))
+    schedule.remove(PageIn(away(task).storage))
+    refused(task, plan, schedule, "which is not there")
+
+
+def test_views_of_what_was_paged_in_are_taken_anew() -> None:
+    given = paging("attention", "guarded")
+    seen = 0
+    for gap in widest_gaps(given):
+        plan, schedule = actions(given, gap)
+        back = schedule.index(PageIn(gap.storage))
+        done = {a.op for a in schedule[:back] if isinstance(a, Compute)}
+        for n, a in enumerate(schedule[back:], back):
+            if isinstance(a, Compute) and a.op in done and given.is_view[a.op]:
+                refused(given, plan, schedule[:n] + schedule[n + 1 :], "which is not there")
+                seen += 1
+                break
+    assert seen
+
+
+@pytest.mark.parametrize("storage", [-1, 10**6])
+def test_only_storages_that_exist_are_paged(task: Problem, storage: int) -> None:
+    plan, schedule = actions(task)
+    refused(task, plan, [*schedule, PageOut(storage)], "there is no storage")
+
+
+def test_only_what_one_tensor_fills_is_paged() -> None:
+    """Not a parameter, nor an input, nor a storage that several tensors share."""
+    tried = set[str]()
+    for net in ("residual", "attention", "dropout"):
+        given = paging(net, "guarded")
+        plan, schedule = actions(given)
+        for s, storage in enumerate(given.graph.storages):
+            if s not in whole_tensors(given.graph) and storage.role not in tried:
+                refused(
+                    given, plan, [*schedule[:3], PageOut(s), *schedule[3:]], "is not one tensor on the CPU|no storage"
+                )
+                tried.add(storage.role)
+    assert {"parameter", "input"} <= tried
+
+
+def test_what_changes_is_not_paged_out_meanwhile() -> None:
+    """Dropout draws its mask into memory that was made before."""
+    given = paging("attention", "guarded")
+    whole = whole_tensors(given.graph)
+    at, s = next((n, s) for n, op in enumerate(given.graph.ops) for s in op.writes if s in whole)
+    plan, schedule = actions(given)
+    write = next(n for n, a in enumerate(schedule) if isinstance(a, Compute) and a.op == at)
+    refused(given, plan, [*schedule[:write], PageOut(s), *schedule[write:]], "while it is paged out")
+
+
+def test_what_was_paged_out_before_it_changed_is_the_old_one() -> None:
+    given = paging("attention", "guarded")
+    whole = whole_tensors(given.graph)
+    at, s = next((n, s) for n, op in enumerate(given.graph.ops) for s in op.writes if s in whole)
+    plan, schedule = actions(given)
+    write = next(n for n, a in enumerate(schedule) if isinstance(a, Compute) and a.op == at)
+    there_and_back: list[Action] = [PageOut(s), Free(s), PageIn(s)]
+    late: list[Action] = [Free(s), PageIn(s)]
+    schedule = [*schedule[:write], *there_and_back, schedule[write], *late, *schedule[write + 1 :]]
+    refused(given, plan, schedule, "which was changed since|which is not there")
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_the_peak_counts_what_is_paged_in(task: Problem, by: int) -> None:
+    plan, _ = actions(task, *widest_gaps(task))
+    validate(task.graph, plan)
+    with pytest.raises(InternalError, match="peak"):
+        validate(task.graph, replace(plan, peak_bytes=plan.peak_bytes + by))
+
+
+def test_a_page_in_can_be_the_peak(task: Problem) -> None:
+    """Where everything comes back as soon as it has gone, and right before the last op."""
+    gap = replace(away(task), back=away(task).out + 1, free=away(task).out)
+    plan, _ = actions(task, gap)
+    validate(task.graph, plan)
+    assert plan.peak_bytes >= task.keep_all.peak_bytes
+
+
+def gradient_gap(given: Problem, reader: str) -> Gap | None:
+    """A result of the backward pass that is read last by an op of this phase, away right before it."""
+    for s, at in uses(given).items():
+        phases = [given.graph.ops[given.order[n]].phase for n in at]
+        if phases[0] == "backward" and phases[-1] == reader and at[-1] - at[-2] > 1:
+            return Gap(at[-2], at[-2], at[-1], s)
+    return None
+
+
+def test_what_cannot_be_made_again_is_paged_only_where_the_step_can_be_taken_back() -> None:
+    """A gradient: never where updates stand early; where they stand together, not from the first of them on."""
+    expected = {("early", "backward"): False, ("guarded", "backward"): True, ("guarded", "update"): True}
+    expected |= {("together", "backward"): True, ("together", "update"): False}
+    seen = set()
+    for (updates, reader), allowed in expected.items():
+        given = paging("residual", cast(Updates, updates))
+        gap = gradient_gap(given, reader)
+        if gap is None:
+            continue
+        seen.add((updates, reader))
+        plan, _ = actions(given, gap)
+        if allowed:
+            validate(given.graph, plan)
+        else:
+            with pytest.raises(InternalError, match="could not be made again"):
+                validate(given.graph, plan)
+    assert {("early", "backward"), ("together", "update"), ("together", "backward")} <= seen
