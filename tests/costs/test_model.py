@@ -125,7 +125,7 @@ def test_planners_take_modelled_costs(graph: Graph, planner: str) -> None:
         return
     made = et.plan(graph, costs, et.Budget(budget), planner=planner, time_limit_s=2)
     assert made.peak_bytes <= budget
-    assert made.recomputed
+    assert made.recomputed or made.paged
     assert made.time_s == pytest.approx(costs.time_s(made.order))
     assert made.time_s is not None
     assert keep_all.time_s is not None
