@@ -469,7 +469,10 @@ class Step:
     ) -> tuple[Plan, Costs | None]:
         """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget."""
         options = self._options
-        plain = keep_all(graph, updates=updates, early=not options.check_finite, exact=exact)
+        if updates is None:
+            plain = keep_all(graph, early=not options.check_finite, exact=exact)
+        else:
+            plain = keep_all(graph, updates=updates, exact=exact)
         if options.keeps_all:
             return plain, None
         memory_bytes, most_bytes = options.memory_bytes, None
