@@ -59,19 +59,20 @@ class HeldSignals:
     def hold(self) -> None:
         if self.holding:
             return
-        self.holding = True
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 handler = signal.getsignal(number)
-                if callable(handler):
+                if callable(handler) and number not in self._before:
                     self._before[number] = handler
                     signal.signal(number, self._note)
+        # Not before: one that comes until here goes through.
+        self.holding = True
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._came.append(number)
 
     def release(self) -> None:
-        if not self.holding:
+        if not self.holding and not self._before:
             return
         self.holding = False
         for number, handler in self._before.items():
