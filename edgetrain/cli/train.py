@@ -240,6 +240,7 @@ def _bar(task: Task) -> Iterator[Any]:
                 if p.budget_bytes is not None and p.plan_bytes is not None:
                     shown["budget"] = f"plan {show_bytes(p.plan_bytes)} of {show_bytes(p.budget_bytes)}"
                     shown["budget"] += f", {p.switches - 1} switches" if p.switches > 1 else ""
+                    shown["memory"] = ""  # there is room for one of the two
                 progress.update(line, completed=p.done, total=p.total)
             elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
                 shown["accuracy"] = f"accuracy {100 * p.accuracy:.2f} %"
