@@ -316,11 +316,7 @@ class CompiledStep:
                 self._task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=use_store, prepared=self._prepared
             )
         if now is None:
-            raise UserError(
-                "a tensor did not come back from storage, and cannot be made again; the step was taken back and the "
-                "model is as it was before",
-                received=fault.why, next_step="call the step again; if this comes again, page to another folder",
-            )  # fmt: skip
+            raise _not_back(fault.why)
         if now.peak_bytes > plan.peak_bytes:
             more = now.peak_bytes - plan.peak_bytes
             self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
@@ -332,9 +328,10 @@ class CompiledStep:
         begin = time.perf_counter()
         lost = frozenset() if self._pages is None else self._pages.settle()
         now = least_rest(
-            self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=self._pages is not None,
-            prepared=self._prepared,
-        ) or plan  # fmt: skip
+            self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=True, prepared=self._prepared
+        )
+        if now is None:
+            raise _not_back("a transfer failed")
         needs = bytes_from(self.graph, now)
         self._watch.following(needs, met=fell.budget_bytes)
         following = self._taken_up(now, program, fell, fell.at)
@@ -460,6 +457,14 @@ class CompiledStep:
                 next_step=f"pass it: externals={{{source.path!r}: tensor}}",
             )
         return self._externals[source.path].detach
+
+
+def _not_back(why: str) -> UserError:
+    return UserError(
+        "a tensor did not come back from storage, and cannot be made again; the step was taken back and the model is "
+        "as it was before",
+        received=why, next_step="call the step again; if this comes again, page to another folder",
+    )  # fmt: skip
 
 
 def _taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
