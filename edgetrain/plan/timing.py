@@ -40,6 +40,8 @@ def play(graph: Graph, actions: Sequence[Action], costs: Costs, *, overlap: bool
         if isinstance(action, Compute):
             read = {graph.tensors[t].storage for t in graph.ops[action.op].reads}
             clock.wait(s for s in read if s in clock.reading or s == action.into)
+            if action.op in done and graph.ops[action.op].view:
+                continue  # taken anew by itself, and costs nothing
             run = costs.ops[action.op].run("again" if action.op in done else "first")
             done.add(action.op)
             clock.now_s += run.time_s

@@ -29,7 +29,7 @@ def graph(reads: Sequence[Sequence[int]], sizes: Sequence[int] = (10, 40)) -> Gr
     return cast(
         Graph,
         SimpleNamespace(
-            ops=[SimpleNamespace(reads=tuple(read)) for read in reads],
+            ops=[SimpleNamespace(reads=tuple(read), view=False) for read in reads],
             tensors=[SimpleNamespace(storage=number) for number in range(len(sizes))],
             storages=[SimpleNamespace(n_bytes=n_bytes) for n_bytes in sizes],
         ),
