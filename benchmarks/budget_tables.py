@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from markdown import head, line, made
+
 Result = Mapping[str, Any]
 ERROR_LIMIT = 0.10  # mean error of the predicted times
 
@@ -24,12 +26,12 @@ def page(kept: Mapping[str, Mapping[str, Result]]) -> str:
 
 
 def _plans(results: Mapping[str, Result]) -> Iterator[str]:
-    yield from _head("model, batch", "fraction", "bytes of tensors", "extra time", "ops again", "planned in", "gap")
+    yield from head("model, batch", "fraction", "bytes of tensors", "extra time", "ops again", "planned in", "gap")
     for model, result in results.items():
         for row in result["rows"]:
             asked, fraction = row["asked_fraction"], row["fraction"]
             smallest = "" if row["refused_s"] is None else f" ({asked:g} infeasible, said in {row['refused_s']:.0f} s)"
-            yield _line(
+            yield line(
                 f"{model}, {result['batch']}",
                 f"{asked:g}" if row["refused_s"] is None else f"{fraction:.2f}{smallest}",
                 f"{_mb(result['keep_all_bytes'])} → {_mb(row['planned_bytes'])}",
@@ -44,13 +46,13 @@ def _measured(results: Mapping[str, Result]) -> Iterator[str]:
     for model, result in results.items():
         yield f"{model}, batch {result['batch']}, {result['rounds']} rounds, against {result['faster_eager']}:"
         yield ""
-        yield from _head(
+        yield from head(
             "", "step", "time ratio (95 %)", "memory growth, ratio", "allocator served", "predicted extra",
             "measured extra (95 %)", "difference",
         )  # fmt: skip
         for row in result["rows"]:
             earlier = f" (run of {row['earlier']})" if "earlier" in row else ""
-            yield _line(
+            yield line(
                 row["name"] + earlier,
                 _ms(row["median_s"]),
                 _ratio(row["time_ratio"], row.get("time_ratio_limit")),
@@ -76,11 +78,11 @@ def _extra(row: Result) -> tuple[str, str, str]:
 
 def _prediction(results: Mapping[str, Result]) -> Iterator[str]:
     errors = []
-    yield from _head("model, batch", "fraction", "predicted", "measured", "error")
+    yield from head("model, batch", "fraction", "predicted", "measured", "error")
     for model, result in results.items():
         for row in result["rows"]:
             errors.append(abs(row["error"]))
-            yield _line(
+            yield line(
                 f"{model}, {result['batch']}",
                 f"{row['fraction']:.2f}",
                 _ms(row["predicted_s"]),
@@ -97,14 +99,14 @@ def _batch(results: Mapping[str, Result]) -> Iterator[str]:
         room = result["base_peak_bytes"]
         yield f"{model} in the {_mb(room)} of process memory that plain PyTorch takes for batch {result['base_batch']}:"
         yield ""
-        yield from _head("batch", "process at most", "step", "a sample")
+        yield from head("batch", "process at most", "step", "a sample")
         for row in result["rows"]:
             if "refused" in row:
-                yield _line(str(row["batch"]), "refused: no plan was found", "—", "—")
+                yield line(str(row["batch"]), "refused: no plan was found", "—", "—")
                 continue
             over = "" if row["fits"] else ", too much"
             each = _ms(row["median_s"] / row["batch"])
-            yield _line(str(row["batch"]), f"{_mb(row['peak_bytes'])}{over}", _ms(row["median_s"]), each)
+            yield line(str(row["batch"]), f"{_mb(row['peak_bytes'])}{over}", _ms(row["median_s"]), each)
         largest = max((row["batch"] for row in result["rows"] if row["fits"]), default=None)
         yield ""
         yield f"Largest batch that fits: {'none that was tried' if largest is None else largest}."
@@ -135,19 +137,7 @@ SECTIONS: dict[str, Callable[[Mapping[str, Result]], Iterator[str]]] = {
 def _made(results: Mapping[str, Result]) -> Iterator[str]:
     """Where, when and from what each result is."""
     for model, result in results.items():
-        about = result["about"]
-        commit = f"{(about['commit'] or 'no commit')[:10]}{' with changes' if about['dirty'] else ''}"
-        machine = f"{about['machine']}, {about['cores']} cores, torch {about['torch']}"
-        yield f"- {model}: {about['created']}, {machine}, {commit}"
-
-
-def _head(*names: str) -> Iterator[str]:
-    yield _line(*names)
-    yield "|" + "---|" * len(names)
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+        yield f"- {model}: {made(result['about'])}"
 
 
 def _against(value: float | None, limit: float | None, show: Callable[[float], str]) -> str:

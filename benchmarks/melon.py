@@ -29,6 +29,7 @@ from typing import Any
 
 from budget import Known, known, say
 from contenders import RESULTS, Case, about
+from markdown import head, line, made
 
 import edgetrain as et
 from edgetrain import zoo
@@ -167,7 +168,14 @@ def page(kept: Mapping[str, Mapping[str, Result]]) -> str:
     lines: list[str] = []
     for section, show in shown.items():
         for model, result in kept.get(section, {}).items():
-            lines += [f"## {section}: {model}, batch {result['batch']}", "", *show(result), "", _made(result), ""]
+            lines += [
+                f"## {section}: {model}, batch {result['batch']}",
+                "",
+                *show(result),
+                "",
+                made(result["about"]),
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -175,42 +183,27 @@ def _plans(result: Result) -> Iterator[str]:
     lasting, peak = result["persistent_bytes"], result["keep_all_bytes"]
     yield f"{result['ops']} ops; keep-all holds {_mb(peak)}, {_mb(lasting)} of it lasting."
     yield ""
-    yield from _head("fraction", "planner", "extra time", "peak", "ops again", "planned in", "gap")
+    yield from head("fraction", "planner", "extra time", "peak", "ops again", "planned in", "gap")
     for row in result["rows"]:
         first = (f"{row['fraction']:g}", row["planner"])
         if "extra" not in row:
             least = row["smallest_fraction"]
             why = "none found" if least is None else f"none; {least:.2f} is its smallest"
-            yield _line(*first, why, "—", "—", f"{row['plan_s']:.2f} s", "—")
+            yield line(*first, why, "—", "—", f"{row['plan_s']:.2f} s", "—")
             continue
         held = f"{_mb(row['planned_bytes'])}, {row['reached_fraction']:.2f}"
         gap = "—" if row["gap"] is None else _percent(row["gap"])
         again = str(row["recomputed_ops"])
-        yield _line(*first, _percent(row["extra"]), held, again, f"{row['plan_s']:.2f} s", gap)
+        yield line(*first, _percent(row["extra"]), held, again, f"{row['plan_s']:.2f} s", gap)
 
 
 def _pools(result: Result) -> Iterator[str]:
-    yield from _head("fraction", "plan of", "blocks", "live peak", "Melon's pool", "waste", "our layout", "waste")
+    yield from head("fraction", "plan of", "blocks", "live peak", "Melon's pool", "waste", "our layout", "waste")
     for row in result["rows"]:
-        yield _line(
+        yield line(
             f"{row['fraction']:g}", row["planner"], str(row["blocks"]), _mb(row["live_peak_bytes"]),
             _mb(row["melon_bytes"]), _percent(row["melon_waste"]), _mb(row["ours_bytes"]), _percent(row["ours_waste"]),
         )  # fmt: skip
-
-
-def _made(result: Result) -> str:
-    about = result["about"]
-    commit = f"{(about['commit'] or 'no commit')[:10]}{' with changes' if about['dirty'] else ''}"
-    return f"{about['created']}, {about['machine']}, {about['cores']} cores, torch {about['torch']}, {commit}"
-
-
-def _head(*names: str) -> Iterator[str]:
-    yield _line(*names)
-    yield "|" + "---|" * len(names)
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _percent(part: float) -> str:

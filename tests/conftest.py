@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
+from edgetrain.costs.measured import measure_costs
 
 # In CI the same examples each time; a developer's run and `make soak` look for new ones.
 settings.register_profile("ci", derandomize=True)
@@ -34,6 +37,24 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("EDGETRAIN_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def one_cache(kept: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One cache for all tests of a file, so that each layer is measured once."""
+    monkeypatch.setenv("EDGETRAIN_CACHE", str(kept))
+    return kept
+
+
+@pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are planned with costs that were measured in one round."""
+    monkeypatch.setattr("edgetrain.run.step.measure_costs", functools.partial(measure_costs, rounds=1))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,8 +12,9 @@ import edgetrain
 
 ROOT = Path(edgetrain.__file__).parent
 ORDER = (
-    "errors", "child", "pagefile", "native", "graph", "adapt", "devices", "ops", "measure.sensors", "measure.record",
-    "costs", "plan", "run", "firmware", "measure", "report", "zoo", "bench", "fleet", "cli", "__main__",
+    "errors", "saved", "child", "pagefile", "native", "graph", "adapt", "devices", "ops", "measure.sensors",
+    "measure.record", "costs", "plan", "run", "firmware", "measure", "report", "zoo", "bench", "fleet", "cli",
+    "__main__",
 )  # fmt: skip
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from edgetrain.errors import UserError
+from edgetrain import saved
 
 SCHEMA = 2
 Origin = Literal["measured", "modelled"]
@@ -133,16 +133,7 @@ class Costs:
 
     @staticmethod
     def load(path: str | Path) -> Costs:
-        try:
-            return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise UserError(f"there is no cost file {path}") from error
-        except OSError as error:
-            raise UserError(f"the cost file {path} cannot be read", received=str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path} is not a cost file of edgetrain", received=f"{type(error).__name__}: {error}"
-            ) from error
+        return saved.load(path, "cost file", from_json)
 
 
 def run_to_json(run: Run) -> list[Any]:

@@ -26,6 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from edgetrain import saved
 from edgetrain.errors import UserError
 
 SCHEMA = 1
@@ -196,26 +197,21 @@ class Graph:
 
     @staticmethod
     def load(path: str | Path) -> Graph:
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            graph = from_json(data)
-            if data["key"] != graph.key:
-                raise ValueError(f"the content has key {graph.key}, expected {data['key']!r}")
-        except FileNotFoundError as error:
-            raise UserError(f"there is no graph file {path}") from error
-        except OSError as error:
-            raise UserError(f"the graph file {path} cannot be read", received=str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise UserError(
-                f"{path} is not a graph file of edgetrain", received=f"{type(error).__name__}: {error}",
-                next_step="make it again with `edgetrain graph MODEL --out FILE`",
-            ) from error  # fmt: skip
+        again = "make it again with `edgetrain graph MODEL --out FILE`"
+        graph = saved.load(path, "graph file", _from_file, next_step=again)
         from edgetrain.graph.verify import broken_rules  # here, because verify reads this module
 
         broken = broken_rules(graph)
         if broken:
             raise UserError(f"{path} holds no legal graph", received="; ".join(broken[:3]))
         return graph
+
+
+def _from_file(data: Any) -> Graph:
+    graph = from_json(data)
+    if data["key"] != graph.key:
+        raise ValueError(f"the content has key {graph.key}, expected {data['key']!r}")
+    return graph
 
 
 def _refs(value: Value) -> Iterator[Ref]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from edgetrain import saved
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import plan as plans
@@ -94,16 +95,7 @@ class MicroPlan(Plan):
 
     @staticmethod
     def load(path: str | Path) -> MicroPlan:
-        try:
-            return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise UserError(f"there is no plan file {path}") from error
-        except OSError as error:
-            raise UserError(f"the plan file {path} cannot be read", received=str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path} is not a plan in micro-batches", received=f"{type(error).__name__}: {error}"
-            ) from error
+        return saved.load(path, "plan file in micro-batches", _from_json)
 
 
 def _from_json(data: dict[str, Any]) -> MicroPlan:

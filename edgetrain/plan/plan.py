@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edgetrain import saved
 from edgetrain.costs.table import WAYS, Origin, Way
-from edgetrain.errors import UserError
 
 SCHEMA = 2
 Exact = Literal["bitwise", "rounding", "no"]
@@ -154,16 +154,7 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        try:
-            return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise UserError(f"there is no plan file {path}") from error
-        except OSError as error:
-            raise UserError(f"the plan file {path} cannot be read", received=str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path} is not a plan file of edgetrain", received=f"{type(error).__name__}: {error}"
-            ) from error
+        return saved.load(path, "plan file", from_json)
 
 
 def items_to_json(items: Iterable[Item]) -> list[list[int]]:

@@ -13,7 +13,8 @@ import pytest
 
 from edgetrain import Costs, Plan
 from edgetrain.cli import main
-from edgetrain.cli.plan import _block, _parts, _short
+from edgetrain.cli.plan import _parts
+from edgetrain.cli.plan_study import _block, _short
 from edgetrain.plan.budget import show_bytes
 
 DEEP = """
@@ -200,7 +201,7 @@ def test_ctrl_c_leaves_nothing_behind(run: Run, monkeypatch: pytest.MonkeyPatch)
         assert Path("first").is_dir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["edgetrain.cli.plan"], "_costs", interrupted)
+    monkeypatch.setattr(sys.modules["edgetrain.cli.plan"], "costs_of", interrupted)
     ended = run("lenet", "--memory", "1MB", "--out", "first")
     assert (ended.code, ended.out) == (130, "")
     assert "stopped by Ctrl-C" in ended.told

@@ -31,27 +31,8 @@ from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
 
 ROUNDING = 1e-11
+pytestmark = pytest.mark.usefixtures("one_cache", "one_round")
 needs_arena = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("micro")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One cache for all tests of this file, so that each layer is measured once."""
-    monkeypatch.setenv("EDGETRAIN_CACHE", str(kept))
-    return kept
-
-
-@pytest.fixture(autouse=True)
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    def quickly(graph: Graph, **options: Any) -> Costs:
-        return et.measure_costs(graph, rounds=1, **options)
-
-    monkeypatch.setattr("edgetrain.run.step.measure_costs", quickly)
 
 
 # ---- nets, none of which lets a sample see another -------------------------------------------------------------
@@ -411,7 +392,7 @@ def test_the_parts_of_a_plan_are_valid_and_count_what_lasts(tmp_path: Path) -> N
     plan.save(tmp_path / "plan.json")
     assert MicroPlan.load(tmp_path / "plan.json") == plan
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UserError, match="not a plan in micro-batches"):
+    with pytest.raises(UserError, match="not a plan file in micro-batches"):
         MicroPlan.load(tmp_path / "other.json")
 
 

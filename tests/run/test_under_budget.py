@@ -32,29 +32,11 @@ from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run.compiled import CompiledStep
 
-pytestmark = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+pytestmark = [
+    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
+    pytest.mark.usefixtures("one_cache", "one_round"),
+]
 PLAN_TIME_S = 0.25
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("budgets")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One cache for all tests of this file, so that each layer is measured once."""
-    monkeypatch.setenv("EDGETRAIN_CACHE", str(kept))
-    return kept
-
-
-@pytest.fixture(autouse=True)
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgetrain.run.step.measure_costs", quickly)
-
-
-def quickly(graph: Graph, **options: Any) -> Costs:
-    return et.measure_costs(graph, rounds=1, **options)
 
 
 # ---- nets -----------------------------------------------------------------------------------------------------
@@ -690,7 +672,7 @@ def test_an_update_that_may_not_overwrite_its_gradient_is_planned_with_its_copy(
     work = training(Shared(), lambda model, x: model(x).square().mean(), optimizer)
     plain, x = work.twin(), torch.randn(1000)
     graph = et.capture(work.model, work.loss, work.optimizer, (x,))
-    costs = quickly(graph)
+    costs = et.measure_costs(graph, rounds=1)
     plan = et.plan(graph, costs, et.Budget(), updates="early")
     step = CompiledStep(graph, plan, work.model, work.optimizer, {}, costs=costs)
     for _ in range(3):

@@ -1,0 +1,414 @@
+"""What `edgetrain plan` finds out of a captured step: plans and the frontier, and how they are told and drawn.
+
+In:  a graph, what its ops cost here or on a device, a planner. Out: plans, a `Picture`, and the same as plain data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from edgetrain.cli.output import notes
+from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.model import model_costs, resident_bytes
+from edgetrain.costs.table import Costs
+from edgetrain.devices.device import Device
+from edgetrain.errors import Infeasible, UserError
+from edgetrain.graph.accumulate import accumulators
+from edgetrain.graph.ir import Graph, Op, Role
+from edgetrain.plan.budget import Budget, show_bytes
+from edgetrain.plan.lifetimes import timeline
+from edgetrain.plan.plan import Plan
+from edgetrain.plan.planning import plan as make_plan
+from edgetrain.plan.planning import tightest
+from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.process import in_process
+from edgetrain.plan.timing import play
+from edgetrain.report.memory import Curve, Frontier, Instant, Picture, Point, Table
+
+_LASTING: tuple[tuple[str, Role], ...] = (
+    ("parameters", "parameter"), ("optimizer state", "state"), ("buffers", "buffer"), ("inputs", "input"),
+    ("constants", "constant"),
+)  # fmt: skip
+_EXACT = {
+    "bitwise": "bitwise those of plain PyTorch",
+    "rounding": "those of plain PyTorch but for rounding",
+    "no": "not those of plain PyTorch",
+}
+_UPDATES = {
+    "early": "early: each parameter as soon as its gradient is there",
+    "guarded": "guarded: early, with copies to take a failed step back",
+    "together": "together: all at the end of the step",
+}
+
+
+def costs_of(graph: Graph, device: Device | None, page_to: Path | None = None) -> Costs:
+    """Modelled for the device, or measured here; page_to: a folder on the storage that may be paged to."""
+    if device is not None:
+        return model_costs(graph, device)
+    with _bar("measuring ops") as progress:
+        return measure_costs(graph, progress=progress, page_to=page_to)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    columns = (TextColumn(what), BarColumn(bar_width=32), MofNCompleteColumn())
+    with Progress(*columns, console=notes, transient=True) as progress:
+        line = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(line, completed=done, total=total)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A captured step, what its ops cost here or on a device, and the plan that keeps all of it.
+
+    limits: those of time and energy, and what is to be least; memory is given with each question.
+    """
+
+    graph: Graph
+    costs: Costs
+    captured: Plan
+    planner: str
+    time_limit_s: float
+    device: Device | None = None
+    limits: Budget = field(default_factory=Budget)
+
+    @cached_property
+    def task(self) -> Problem:
+        return problem(self.graph, self.costs, self.captured.updates)
+
+    @cached_property
+    def keep_all(self) -> Plan:
+        return self.task.plan(self.task.order, planner="keep-all", exact=self.captured.exact)
+
+    def plan(self, memory_bytes: int | None) -> Plan:
+        with notes.status(f"planning, {self.time_limit_s:g} s of search at most"):
+            return self._plan(memory_bytes)
+
+    def plan_for_process(self, memory_bytes: int, process_bytes: int) -> Plan:
+        """As `plan`, where a bound on the process leaves this much; an Infeasible speaks of the process then."""
+        try:
+            return self.plan(memory_bytes)
+        except Infeasible as answer:
+            raise in_process(answer, memory_bytes, process_bytes) from None
+
+    def _plan(self, memory_bytes: int | None) -> Plan:
+        return make_plan(
+            self.graph, self.costs, replace(self.limits, memory_bytes=memory_bytes),
+            planner=self.planner, time_limit_s=self.time_limit_s,
+            updates=self.captured.updates, exact=self.captured.exact,
+        )  # fmt: skip
+
+    def judged(self, loaded: Plan, memory_bytes: int | None) -> Plan:
+        """The plan with the times of this machine. A bound holds only for the costs that it was found with."""
+        if memory_bytes is not None and loaded.peak_bytes > memory_bytes:
+            raise UserError(
+                "the plan that was loaded does not keep the budget",
+                expected=f"a peak of at most {show_bytes(memory_bytes)}", received=show_bytes(loaded.peak_bytes),
+                next_step="plan again without --load",
+            )  # fmt: skip
+        if loaded.paged and self.costs.store is None:
+            raise UserError(
+                "the plan that was loaded pages to storage", next_step="add --page-to FOLDER, or --device NAME"
+            )  # fmt: skip
+        timing = play(self.graph, loaded.schedule, self.costs)
+        time_s = timing.time_s
+        bound = loaded.bound if loaded.time_s == time_s else None
+        return replace(
+            loaded, time_s=time_s, energy_j=timing.energy_j, keep_all_time_s=self.task.keep_all_time_s, bound=bound
+        )
+
+    def frontier(self, parts: Sequence[float]) -> Frontier:
+        """A plan for each part of what keep-all holds, and one for the smallest budget where some are too small."""
+        keep_all = self.keep_all
+        lasting, most = keep_all.persistent_bytes, keep_all.peak_bytes - keep_all.persistent_bytes
+        points: list[Point] = []
+        bounds: dict[str, float] = {}
+        failed: Infeasible | None = None
+        with _bar("planning") as progress:
+            for done, part in enumerate(parts):
+                progress(done, len(parts))
+                point = Point(lasting + round(part * most), part)
+                if failed is None or point.memory_bytes >= failed.smallest_bytes:
+                    try:
+                        point = self._point(point, bounds)
+                    except Infeasible as answer:
+                        failed = answer
+                points.append(point)
+        if failed is None:
+            return Frontier(tuple(points))
+        if failed.smallest_bytes not in {point.memory_bytes for point in points}:
+            with suppress(Infeasible):  # another planner than this one may have found it
+                part = (failed.smallest_bytes - lasting) / max(1, most)
+                points.append(self._point(Point(failed.smallest_bytes, part), bounds))
+        points.sort(key=lambda point: -point.memory_bytes)
+        return Frontier(tuple(points), failed.smallest_bytes, failed.bound_bytes)
+
+    def _point(self, point: Point, bounds: dict[str, float]) -> Point:
+        """bounds: class of schedules → the highest bound so far. Budgets come from large to small, and what no schedule
+        can do in more memory none can do in less."""
+        made = self._plan(point.memory_bytes)
+        if made.bound is not None and made.bound.time_s is not None:
+            kind = made.bound.schedules
+            bounds[kind] = max(made.bound.time_s, bounds.get(kind, 0.0))
+            made = replace(made, bound=replace(made.bound, time_s=bounds[kind]))
+        return replace(
+            point, extra=_extra(made), recomputed=len(self.recomputed(made)), planner=made.planner, gap=made.gap
+        )
+
+    def recomputed(self, made: Plan) -> list[int]:
+        """The ops that run again; views do too, and cost nothing."""
+        return [op for op in made.recomputed if not self.graph.ops[op].view]
+
+    def curve(self, made: Plan, name: str) -> Curve:
+        seen: set[int] = set()
+        instants = []
+        copies = made.updates == "guarded"
+        for moment in timeline(self.graph, made.schedule, copies=copies, workspace=made.workspace_bytes):
+            op = self.graph.ops[moment.op]
+            if not op.view:
+                instants.append(Instant(op.name, op.module, op.phase, moment.during_bytes, moment.op in seen))
+            seen.add(moment.op)
+        return Curve(name, made.persistent_bytes, tuple(instants))
+
+    def blocks_again(self, made: Plan) -> list[tuple[str, Counter[str], float]]:
+        """Block of modules → which ops of it run again, how often, and for how long; most time first."""
+        kinds: dict[str, Counter[str]] = {}
+        times: dict[str, float] = {}
+        for number in self.recomputed(made):
+            op = self.graph.ops[number]
+            block = _block(op.module)
+            kinds.setdefault(block, Counter())[_short(op.kind)] += 1
+            times[block] = times.get(block, 0.0) + self.costs.ops[number].again_s
+        return sorted(((block, kinds[block], times[block]) for block in kinds), key=lambda row: -row[2])
+
+    # ---- as data
+
+    def told(self, made: Plan | None, budget: int | None, frontier: Frontier | None) -> dict[str, Any]:
+        """What `--json` prints."""
+        keep_all = self.keep_all
+        found: dict[str, Any] = {
+            "graph": self.graph.key,
+            "ops": sum(not op.view for op in self.graph.ops),
+            "budget_bytes": budget,
+            "lasting_bytes": {name: n for name, n in self._lasting() if n},
+            "keep_all": {"peak_bytes": keep_all.peak_bytes, "time_s": keep_all.time_s},
+            "costs": self._costs_told(),
+        }
+        if made is not None:
+            found["plan"] = self._plan_told(made)
+        if frontier is not None:
+            found["sweep"] = asdict(frontier)
+        return found
+
+    def _costs_told(self) -> dict[str, Any]:
+        """Where the times come from, and what else is known of a device."""
+        told: dict[str, Any] = {"origin": self.costs.origin, **self.costs.about}
+        if self.device is not None:
+            told |= {
+                "device_key": self.device.key,
+                "uncertainty": self.costs.uncertainty,
+                "ram_bytes": self.device.memory.ram_bytes,
+                "library_bytes": resident_bytes(self.graph, self.device),
+            }
+        return told
+
+    def _plan_told(self, made: Plan) -> dict[str, Any]:
+        op, alive, workspace = self._peak(made)
+        again = self.recomputed(made)
+        return {
+            "planner": made.planner,
+            "peak_bytes": made.peak_bytes,
+            "time_s": made.time_s,
+            "energy_j": self._energy_j(made),
+            "extra": _extra(made),
+            "bound": None if made.bound is None else asdict(made.bound),
+            "gap": made.gap,
+            "exact": made.exact,
+            "updates": made.updates,
+            "recomputed_ops": len(again),
+            "recomputed_s": sum((self.costs.ops[n].again_s for n in again), 0.0),
+            "recomputed": [
+                {"module": block, "ops": dict(kinds), "time_s": time_s}
+                for block, kinds, time_s in self.blocks_again(made)
+            ],
+            "peak_at": {
+                "op": op.name, "module": op.module, "phase": op.phase,
+                "alive": [{"tensor": name, "bytes": n} for name, n in alive], "workspace_bytes": workspace,
+            },
+        }  # fmt: skip
+
+    def _lasting(self) -> list[tuple[str, int]]:
+        by_role = self.graph.bytes_by_role()
+        more = " and accumulators" if accumulators(self.graph) else ""
+        return [(f"{name}{more}" if role == "state" else name, by_role[role]) for name, role in _LASTING]
+
+    # ---- as text and drawings
+
+    def picture(self, title: str, made: Plan | None, budget: int | None, frontier: Frontier | None) -> Picture:
+        keep_all = self.keep_all
+        curves = [self.curve(keep_all, "keep all")]
+        tables = []
+        if made is not None:
+            if made.items != keep_all.items:
+                curves.append(self.curve(made, f"plan ({made.planner})"))
+            tables = [self._before_after(keep_all, made), self._facts(made)]
+            tables += [self._modules(made)] if self.recomputed(made) else []
+        note = f"{sum(not op.view for op in self.graph.ops)} ops, graph {self.graph.key}; {self._origin()}"
+        table = None if frontier is None else _frontier_table(frontier, self._modelled)
+        return Picture(title, note, budget, tuple(curves), frontier, tuple(tables), table)
+
+    def _origin(self) -> str:
+        about = self.costs.about
+        if self.device is None:
+            threads = _count(about.get("threads", "?"), "thread")
+            return f"costs {self.costs.origin} on {about.get('processor', 'this machine')}, {threads}"
+        device, within = self.device, 100 * (self.costs.uncertainty or 0.0)
+        how = f"{about['processor']}, {about['library']}"
+        return f"times modelled for {device.name} ({how}), not measured: within {within:.0f} %, two times of three"
+
+    @property
+    def time_words(self) -> str:
+        """How a time is called, wherever one is told."""
+        return "predicted" if self.device is None else f"modelled for {self.device.name}"
+
+    @property
+    def _modelled(self) -> str:
+        return "" if self.device is None else f", {self.time_words}"
+
+    def _energy_j(self, made: Plan) -> float | None:
+        """Above what the device takes when it idles; transfers count."""
+        if made.energy_j is None or made.time_s is None or self.costs.idle_w is None:
+            return None
+        return made.energy_j - self.costs.idle_w * made.time_s
+
+    def _before_after(self, keep_all: Plan, made: Plan) -> Table:
+        lasting = keep_all.persistent_bytes
+        pairs = [("peak memory", keep_all.peak_bytes, made.peak_bytes)]
+        pairs += [(f"  {name}", n, n) for name, n in self._lasting() if n]
+        pairs.append(("  activations, gradients, workspace", keep_all.peak_bytes - lasting, made.peak_bytes - lasting))
+        rows = [(name, show_bytes(a), show_bytes(b), _change(a, b)) for name, a, b in pairs]
+        assert keep_all.time_s is not None
+        assert made.time_s is not None
+        times = (seconds(keep_all.time_s), seconds(made.time_s), _change(keep_all.time_s, made.time_s))
+        rows.append((f"time of a step, {self.time_words}", *times))
+        joules = (self._energy_j(keep_all), self._energy_j(made))
+        if joules[0] is not None and joules[1] is not None:
+            told = (f"{joules[0]:.3g} J", f"{joules[1]:.3g} J", _change(joules[0], joules[1]))
+            rows.append((f"energy above idle, {self.time_words}", *told))
+        if made.items == keep_all.items:
+            note = "All of it fits: nothing is computed twice."
+            return Table("What a step takes", note, ("", "keep all"), tuple(row[:2] for row in rows))
+        return Table("What a step takes", "", ("", "keep all", made.planner, ""), tuple(rows))
+
+    def _facts(self, made: Plan) -> Table:
+        rows = [] if self.device is None else self._device_facts(self.device, made)
+        again = self.recomputed(made)
+        if again:
+            time_s = sum(self.costs.ops[n].again_s for n in again)
+            rows.append(("recomputed", f"{_count(len(again), 'op')}, {seconds(time_s)}{self._modelled}"))
+        if made.bound is not None and made.gap is not None:
+            least = "" if made.bound.time_s is None else seconds(made.bound.time_s)
+            least = least or f"{made.bound.energy_j:.4g} J"
+            best = f"{least}{self._modelled}, {100 * made.gap:.1f} % less"
+            rows.append(("least possible", f"{best} (proven for {made.bound.schedules})"))
+        op, alive, workspace = self._peak(made)
+        rows.append(("peak at", f"{op.name}{f' of {op.module}' if op.module else ''} ({op.phase})"))
+        names = [f"{name} {show_bytes(n)}" for name, n in alive]
+        text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        text += f"; workspace of its kernel {show_bytes(workspace)}" if workspace else ""
+        rows.append(("alive there", f"{text}; lasting tensors {show_bytes(made.persistent_bytes)}"))
+        if made.paged:
+            moved = sum(self.graph.storages[s].n_bytes for s in made.paged)
+            rows.append(("paged", f"{_count(len(made.paged), 'tensor')}, {show_bytes(moved)} to the store"))
+        rows += [("store", made.note)] if made.note else []
+        rows += [("numbers", _EXACT[made.exact]), ("updates", _UPDATES[made.updates])]
+        return Table("The plan", "", ("", ""), tuple(rows))
+
+    def _device_facts(self, device: Device, made: Plan) -> list[tuple[str, str]]:
+        ram = device.memory.ram_bytes
+        fits = "" if made.peak_bytes <= ram else ": this plan does not fit"
+        rows = [(f"RAM of {device.name}", f"{show_bytes(ram)}{fits}")]
+        alone = resident_bytes(self.graph, device)
+        if alone is not None:
+            rows.append(
+                (f"{device.library.name} alone", f"would hold {show_bytes(alone)}, its whole process (modelled)")
+            )
+        return rows
+
+    def _peak(self, made: Plan) -> tuple[Op, list[tuple[str, int]], int]:
+        """The op that holds most, what is alive there that does not last, and what its kernel takes above that."""
+        moment, alive = tightest(problem(self.graph, self.costs, made.updates), made.order)
+        known = made.persistent_bytes + moment.undo_bytes + sum(n for _, n in alive)
+        return self.graph.ops[moment.op], alive, moment.during_bytes - known
+
+    def _modules(self, made: Plan) -> Table:
+        rows = tuple(
+            (
+                block or "(top level)",
+                ", ".join(f"{k} ×{n}" if n > 1 else k for k, n in kinds.most_common()),
+                seconds(s),
+            )
+            for block, kinds, s in self.blocks_again(made)
+        )
+        return Table("Recomputed", "", ("module", "ops", "time" + self._modelled), rows)
+
+
+def _count(number: object, what: str) -> str:
+    return f"{number} {what}{'' if str(number) == '1' else 's'}"
+
+
+def _extra(made: Plan) -> float:
+    assert made.time_s is not None
+    return made.time_s / made.keep_all_time_s - 1 if made.keep_all_time_s else 0.0
+
+
+def _block(module: str) -> str:
+    """features.2.conv.0.1 → features.2: up to the first number, which is where nets repeat themselves."""
+    words = module.split(".")
+    first = next((at for at, word in enumerate(words) if word.isdecimal()), len(words))
+    return ".".join(words[: first + 1])
+
+
+def _short(kind: str) -> str:
+    """aten.convolution.default → convolution; edgetrain.norm.apply → norm.apply."""
+    space, _, name = kind.partition(".")
+    return name if space == "edgetrain" else name.partition(".")[0]
+
+
+def _frontier_table(frontier: Frontier, modelled: str = "") -> Table:
+    rows = []
+    for p in frontier.points:
+        first = (show_bytes(p.memory_bytes), f"{100 * p.part:.0f} %")
+        if p.extra is None:
+            rows.append((*first, "no plan found", "", "", ""))
+        else:
+            gap = "" if p.gap is None else f"{100 * p.gap:.1f} %"
+            rows.append((*first, f"{100 * p.extra:+.1f} %", str(p.recomputed), str(p.planner), gap))
+    note = ""
+    if frontier.smallest_bytes is not None and frontier.bound_bytes is not None:
+        note = (
+            f"The smallest budget known to work is {show_bytes(frontier.smallest_bytes)} ({frontier.smallest_bytes} "
+            f"bytes); none below {show_bytes(frontier.bound_bytes)} can."
+        )
+    header = ("memory", "of keep-all's activations", "extra time", "recomputed ops", "planner", "gap")
+    return Table(f"Memory against time{modelled}", note, header, tuple(rows))
+
+
+def _change(before: float, after: float) -> str:
+    if before == after or not before:
+        return ""
+    return f"{100 * (after / before - 1):+.1f} %".replace("-", "−")
+
+
+def seconds(time_s: float) -> str:
+    return (
+        f"{time_s:.2f} s" if time_s >= 1 else f"{1e3 * time_s:.3g} ms" if time_s >= 1e-3 else f"{1e6 * time_s:.0f} µs"
+    )
