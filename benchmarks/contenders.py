@@ -262,8 +262,13 @@ class Contender:
 
 def take_turns(case: Case, ways: Iterable[Way], rounds: int) -> tuple[Times, Memory]:
     """The seconds of each step, by way and round, and what memory each way took."""
+    return compete([(case, way) for way in ways], rounds)
+
+
+def compete(contenders: Iterable[tuple[Case, Way]], rounds: int) -> tuple[Times, Memory]:
+    """The same where not all train the same case; each way has a name of its own."""
     with contextlib.ExitStack() as stack:
-        running = {way.name: stack.enter_context(Contender(case, way)) for way in ways}
+        running = {way.name: stack.enter_context(Contender(case, way)) for case, way in contenders}
         for one in running.values():
             for _ in range(WARM_UP):
                 one.ask("step")
