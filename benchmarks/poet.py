@@ -14,18 +14,18 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from contenders import RESULTS, about
+from markdown import head, line, made
 
 import edgetrain as et
 from edgetrain import zoo
 from edgetrain.costs.table import Store
-from edgetrain.measure.record import new_record
 
-RESULTS = Path(__file__).parent / "results"
 NETS = (("vgg16_cifar", 1, 32), ("resnet18_cifar", 1, 32), ("bert_small", 1, 64))
 DEVICES = ("mkr1000", "nrf52840", "rpi4", "jetson_tx2")
 PARTS = (0.7, 0.5, 0.35)
@@ -93,41 +93,61 @@ def row_of(row: dict[str, Any]) -> str:
     cells = [row["net"], row["device"], f"{row['part']:.2f}", f"{row['keep_all_j']:.4g} J"]
     for plan in row["plans"]:
         energy = plan.get("energy_j")
-        cells.append("—" if energy is None else f"{energy:.4g} J ({100 * (energy / row['keep_all_j'] - 1):+.0f} %)")
+        cells.append("none" if energy is None else f"{100 * (energy / row['keep_all_j'] - 1):+.1f} %")
     gap = row["plans"][-1].get("gap")
     cells.append("—" if gap is None else f"{100 * gap:.1f} %")
-    alone = {plan["planner"]: plan.get("energy_j") for plan in row["plans"]}
     for name in PLANNERS[:2]:
-        both, other = alone["poet"], alone[name]
-        cells.append("—" if both is None or other is None else f"{100 * (1 - both / other):.0f} %")
-    return "| " + " | ".join(cells) + " |"
+        less = saved(row, name)
+        cells.append("—" if less is None else f"{100 * less:.1f} %")
+    return line(*cells)
+
+
+def saved(row: dict[str, Any], other: str) -> float | None:
+    """The part of the other planner's energy that both together save; None where one of them found no plan."""
+    energy = {plan["planner"]: plan.get("energy_j") for plan in row["plans"]}
+    if energy["poet"] is None or energy[other] is None:
+        return None
+    return 1 - float(energy["poet"] / energy[other])
 
 
 def tables(data: dict[str, Any]) -> str:
     lines = ["# POET: recomputing, paging, and both", "", "All of it is modelled; see docs/devices.md.", ""]
     if "nets" in data:
-        head = ("net", "device", "memory", "keep all", "recompute only", "page only", "both", "gap",
-                "less than recompute", "less than page")  # fmt: skip
-        lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-        lines += [row_of(row) for row in data["nets"]["rows"]]
-        best = [
-            1 - plans["poet"] / max(plans[name] for name in PLANNERS[:2])
-            for row in data["nets"]["rows"]
-            if all((plans := {p["planner"]: p.get("energy_j") for p in row["plans"]}).values())
-        ]
-        most = 100 * max(best, default=0)
-        lines += ["", f"At best {most:.0f} % less energy than the worse one alone; the paper says up to 40 %.", ""]
+        lines += [*_nets_table(data["nets"]["rows"]), ""]
     if "bert" in data:
         lines += ["## BERT, 12 layers, batch 8 × 128, 800 MiB/s in, 400 MiB/s out: extra time", ""]
-        lines += ["| device | memory | recompute only | page only | both | asked |", "|---|---|---|---|---|---|"]
-        for row in data["bert"]["rows"]:
-            extra = ["—" if p.get("time_s") is None else f"{100 * (p['time_s'] / row['keep_all_s'] - 1):.1f} %"
-                     for p in row["plans"]]  # fmt: skip
-            asked = "≤ 12 %" if row["part"] == 0.45 else ""
-            lines.append(f"| {row['device']} | {row['part']} | " + " | ".join([*extra, asked]) + " |")
-        lines.append("")
-    lines += [f"- {name}: {part['created']}, {part['commit'][:10]}" for name, part in data.items()]
+        lines += [*_bert_table(data["bert"]["rows"]), ""]
+    lines += [f"- {name}, {part['seconds']:g} s a search: {made(part['about'])}" for name, part in data.items()]
     return "\n".join(lines) + "\n"
+
+
+def _nets_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "Energy of a step above keeping all, by what is allowed; and what both save of the energy of one alone."
+    yield ""
+    yield from head("net", "device", "memory", "keep all", "recompute only", "page only", "both", "gap",
+                    "saves of recompute only", "saves of page only")  # fmt: skip
+    yield from (row_of(row) for row in rows)
+    savings = [less for row in rows for name in PLANNERS[:2] if (less := saved(row, name)) is not None]
+    alone = sum(1 for row in rows if any(saved(row, name) is None for name in PLANNERS[:2]))
+    worse = sum(less < -1e-6 for less in savings)
+    yield ""
+    yield (
+        f"At most {100 * max(savings, default=0):.0f} % less energy than one alone (the paper: up to 40 %), and in "
+        f"{alone} of {len(rows)} rows one alone has no plan at all. Both are worse than one alone in {worse} of "
+        f"{len(savings)} comparisons."
+    )
+
+
+def _bert_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield from head("device", "memory", "recompute only", "page only", "both", "asked of both", "gap", "searched")
+    for row in rows:
+        extra = ["none" if p.get("time_s") is None else f"{100 * (p['time_s'] / row['keep_all_s'] - 1):.1f} %"
+                 for p in row["plans"]]  # fmt: skip
+        both = row["plans"][-1]
+        gap = "—" if both.get("gap") is None else f"{100 * both['gap']:.1f} %"
+        asked = "≤ 12 %, where recompute only takes 25 %" if row["part"] == 0.45 else "—"
+        took = f"{both['seconds']:.0f} s" if "seconds" in both else "—"
+        yield line(row["device"], str(row["part"]), *extra, asked, gap, took)
 
 
 def main() -> None:
@@ -139,9 +159,7 @@ def main() -> None:
     data = json.loads(file.read_text()) if file.exists() else {}
     for name, section in (("nets", nets), ("bert", bert)):
         if given.only in (None, name):
-            record = new_record(sys.argv)
-            data[name] = {"commit": record.commit, "created": record.created, "seconds": given.seconds,
-                          "rows": section(given.seconds)}  # fmt: skip
+            data[name] = {"about": about(), "seconds": given.seconds, "rows": section(given.seconds)}
             file.write_text(json.dumps(data, indent=1) + "\n")
             (RESULTS / "poet.md").write_text(tables(data))
     print((RESULTS / "poet.md").read_text())
