@@ -48,6 +48,10 @@ from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
 from edgetrain.plan.validate import validate
 
+# What a timed program tells beside places in the schedule: it waits for storage s; the next micro-batch begins.
+WAITING = 1 << 40
+PART = 1 << 41
+
 
 @dataclass(frozen=True)
 class Program:
@@ -57,7 +61,7 @@ class Program:
     random:  the step draws random numbers.
     allocates_late: an update needs memory of its own, so it could fail after another one was made.
     taken_up: the variables that `run` takes from `rest`, where it goes on with a step that has begun.
-    looks, rehearses, watched: how it was built.
+    looks, rehearses, watched, timed: how it was built.
     """
 
     run: Callable[..., Any]
@@ -70,6 +74,7 @@ class Program:
     looks: bool = False
     rehearses: bool = False
     watched: bool = False
+    timed: bool = False
 
 
 def build(
@@ -83,6 +88,7 @@ def build(
     start: int = 0,
     resumable: bool = False,
     watched: bool = False,
+    timed: bool = False,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
@@ -90,11 +96,14 @@ def build(
     after. outputs: what to return, where it is not the loss alone.
     start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
     watched: call `watch(place in the schedule)` before each op.
+    timed: call `look(place)` before each op and `look(~place)` after it, and the same around each wait for the store;
+    views compute nothing and are left out.
     """
     validate(graph, plan)
     writer = _Writer(
-        graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched
-    )
+        graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched,
+        timed=timed,
+    )  # fmt: skip
     lines = list(writer.lines(outputs, start))
     source = "\n".join(lines) + "\n"
     code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
@@ -110,6 +119,7 @@ def build(
         looks=look,
         rehearses=rehearse,
         watched=watched,
+        timed=timed,
     )
 
 
@@ -129,8 +139,9 @@ class _Writer:
         rehearse: bool,
         resumable: bool,
         watched: bool,
+        timed: bool,
     ) -> None:
-        self.watched = watched
+        self.watched, self.timed = watched, timed
         self.graph, self.plan = graph, plan
         self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
         self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
@@ -199,9 +210,14 @@ class _Writer:
             yield f"    watch({at})"
         read = {self.graph.tensors[t].storage for t in op.reads}
         yield from self._wait([s for s in read if s in self.coming or s == action.into], at)
+        timed = self.timed and not op.view
+        if timed:
+            yield f"    look({at})"
         if self.look:
             yield f"    look({action.op})"
         yield from self._compute(action, op)
+        if timed:
+            yield f"    look({~at})"
         if self.look:
             made = "".join(f"t{t}, " for t in op.creates)
             yield f"    look({action.op}, {self._live()}, ({made}))"
@@ -222,7 +238,9 @@ class _Writer:
             if s in self.moving or s in self.coming:
                 self.moving.discard(s)
                 self.coming.discard(s)
-                yield f"    pages.wait({self.slots[s]}, {at})"
+                wait = f"    pages.wait({self.slots[s]}, {at})"
+                place = WAITING + s
+                yield from (f"    look({place})", wait, f"    look({~place})") if self.timed else (wait,)
 
     def _live(self) -> str:
         made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]

@@ -113,10 +113,21 @@ class CompiledStep:
         return self._program.source
 
     def __call__(self, *batch: Any) -> torch.Tensor:
+        return self._step(self._program, batch)
+
+    def timed(self, mark: Callable[[int], None], *batch: Any) -> torch.Tensor:
+        """The same step; it tells `mark` when each op begins and ends (`build`, timed)."""
+        return self._step(self._timed_program, batch, mark)
+
+    @cached_property
+    def _timed_program(self) -> Program:
+        return self._build(self.plan, watched=self._watch is not None, timed=True)
+
+    def _step(self, program: Program, batch: tuple[Any, ...], look: Callable[..., None] | None = None) -> torch.Tensor:
         if not self._checked:
             self._first(batch)
         result: torch.Tensor
-        result = self._execute(self._program, batch).clone()  # it lies in the arena, which the next step overwrites
+        result = self._execute(program, batch, look=look).clone()  # it lies in the arena, which the next overwrites
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
         return result
 
@@ -131,11 +142,18 @@ class CompiledStep:
         self._checked = True
 
     def _build(
-        self, plan: Plan, *, look: bool = False, rehearse: bool = False, watched: bool = False, start: int = 0
+        self,
+        plan: Plan,
+        *,
+        look: bool = False,
+        rehearse: bool = False,
+        watched: bool = False,
+        timed: bool = False,
+        start: int = 0,
     ) -> Program:
         return build(
             self.graph, plan, check_finite=self._check_finite, look=look, rehearse=rehearse, start=start,
-            resumable=self._pages is not None or self._watch is not None, watched=watched,
+            resumable=self._pages is not None or self._watch is not None, watched=watched, timed=timed,
         )  # fmt: skip
 
     def take_over(self, other: CompiledStep) -> None:
@@ -343,8 +361,8 @@ class CompiledStep:
     ) -> tuple[Program, dict[str, Any]]:
         """The program for the rest of a plan, and the tensors that the one that stopped has left."""
         following = self._build(
-            plan, look=program.looks, rehearse=program.rehearses, watched=program.watched, start=at
-        )  # fmt: skip
+            plan, look=program.looks, rehearse=program.rehearses, watched=program.watched, timed=program.timed, start=at
+        )
         return following, _taken(stopped, program, following.taken_up)
 
     @cached_property

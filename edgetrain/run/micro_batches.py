@@ -33,6 +33,7 @@ from edgetrain.native import arena
 from edgetrain.ops import call
 from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
 from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.run.compile import PART
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.mean_test import why_no_mean
 from edgetrain.run.memory import MemoryTrace
@@ -286,6 +287,24 @@ class MicroStep:
         return next((step.page_fault for step in steps if step.page_fault is not None), None)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
+        return self._step(batch, lambda step, given: step(*given))
+
+    def timed(self, mark: Callable[[int], None], *batch: Any) -> torch.Tensor:
+        """The same step, which tells `mark` of each op, and of PART before each micro-batch."""
+
+        def run(step: CompiledStep, given: Batch) -> torch.Tensor:
+            mark(PART)
+            return step.timed(mark, *given)
+
+        return self._step(batch, run)
+
+    @property
+    def parts(self) -> tuple[CompiledStep, ...]:
+        """The step of each micro-batch, in order."""
+        sizes = self.plan.sizes
+        return (*(self._accumulating[size] for size in sizes[:-1]), self._last)
+
+    def _step(self, batch: Batch, run: Callable[[CompiledStep, Batch], torch.Tensor]) -> torch.Tensor:
         parts = self._parts(batch)
         for step, given, _ in parts:
             self._look(step, given)
@@ -295,7 +314,7 @@ class MicroStep:
         try:
             for number, (step, given, weight) in enumerate(parts):
                 step.weight, step.starts = weight, number == 0
-                value = step(*given)
+                value = run(step, given)
                 if weight:
                     total = value * weight if total is None else total + value * weight
                 most = max(most, step.arena.most_bytes if step.arena is not None else 0)
@@ -342,8 +361,7 @@ class MicroStep:
         sizes, start = self.plan.sizes, 0
         for number, size in enumerate(sizes):
             given = tuple(t[start : start + size] if size and p in self._cut else t for p, t in enumerate(batch))
-            step = self._last if number == len(sizes) - 1 else self._accumulating[size]
-            found.append((step, given, size / sum(sizes)))
+            found.append((self.parts[number], given, size / sum(sizes)))
             start += size
         return found
 

@@ -228,7 +228,14 @@ class Step:
         )  # fmt: skip
 
     def __call__(self, *batch: Any) -> torch.Tensor:
-        result = self._try(batch, lambda step: step(*batch))
+        return self._step(batch, lambda step: step(*batch))
+
+    def timed(self, mark: Callable[[int], None], *batch: Any) -> torch.Tensor:
+        """The same step; it tells `mark` when each op begins and ends (measure/timeline.py reads it)."""
+        return self._step(batch, lambda step: step.timed(mark, *batch))
+
+    def _step(self, batch: tuple[Any, ...], run: Callable[[CompiledStep | MicroStep], torch.Tensor]) -> torch.Tensor:
+        result = self._try(batch, run)
         self._note_fall()
         self._steps += 1
         if self._options.keep_memory:
@@ -249,7 +256,7 @@ class Step:
     @property
     def plan(self) -> Plan:
         """The plan of the batch last trained; a last batch that is smaller has its own."""
-        return self._used.plan
+        return self.used.plan
 
     def in_micro_batches(
         self, plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]], *, allow_inexact: bool
@@ -265,15 +272,16 @@ class Step:
     @property
     def graph(self) -> Graph:
         """The graph last used."""
-        return self._used.graph
+        return self.used.graph
 
     @property
     def source(self) -> str:
         """The step last used, as Python text."""
-        return self._used.source
+        return self.used.source
 
     @property
-    def _used(self) -> CompiledStep | MicroStep:
+    def used(self) -> CompiledStep | MicroStep:
+        """The step of the batch last trained."""
         assert self._last is not None  # prepare compiles the example before it hands a step out
         return self._last
 

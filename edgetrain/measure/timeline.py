@@ -1,0 +1,245 @@
+"""When each op of a step began and ended, on the clock that the samples have too.
+
+In:  a prepared step and batches.
+Out: `Timeline`: what ran, in order (`OpRun`), and for each step the nanoseconds at which each of it began and ended.
+
+    step 0   ├─conv─┤├norm┤  ├─conv again─┤├wait┤├─conv backward──┤
+    step 1   ├──conv──┤├norm┤├─conv again─┤├wait┤├─conv backward─┤        the same ops, other times
+
+A step whose plan changed in its middle (a budget fell, a transfer failed) ran other ops than the rest: it is counted
+in `left_out` and has no row. Times are of CLOCK_MONOTONIC; on a GPU they are the device's own, taken by its events and
+laid on that clock.
+
+In a run folder: timeline.json (what ran) and timeline.bin (one row of little-endian int64 a step: begin and end of the
+step, then all begins, then all ends). Rows are appended as steps end, so a file that was cut off is read up to there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgetrain.costs.work import work
+from edgetrain.errors import UserError
+from edgetrain.graph.ir import PHASES, Graph, Phase
+from edgetrain.measure.record import Fields, explained, read_json, write_atomic
+from edgetrain.plan.plan import Compute, Plan
+from edgetrain.run.compile import PART, WAITING
+from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.micro_batches import MicroStep
+from edgetrain.run.step import Step
+
+SCHEMA = 1
+WHAT_FILE, WHEN_FILE = "timeline.json", "timeline.bin"
+MOST_OPS = 1_000_000
+
+Why = Literal["first", "recomputed", "paged"]
+Marks = list[tuple[int, int]]  # place, nanoseconds; ~place where it ends
+
+
+@dataclass(frozen=True, slots=True)
+class OpRun:
+    """One op as it runs in every step.
+
+    why:         "first": for the first time in this micro-batch; "recomputed": again; "paged": no op, a wait for a
+                 transfer to storage or back.
+    micro_batch: its number, from 0.
+    flops, read_bytes, written_bytes: what the op does (costs/work.py); of a wait, the bytes that are transferred.
+    """
+
+    name: str
+    kind: str
+    module: str
+    phase: Phase
+    why: Why
+    micro_batch: int
+    flops: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """begin_ns, end_ns: one row a step, one column an op. step_ns: begin and end of each step."""
+
+    ops: tuple[OpRun, ...]
+    step_ns: NDArray[np.int64]
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    left_out: int = 0
+
+    @property
+    def steps(self) -> int:
+        return len(self.step_ns)
+
+    @property
+    def op_s(self) -> NDArray[np.float64]:
+        """Seconds of each op in each step."""
+        return np.asarray((self.end_ns - self.begin_ns) / 1e9)
+
+    @property
+    def step_s(self) -> NDArray[np.float64]:
+        return np.asarray((self.step_ns[:, 1] - self.step_ns[:, 0]) / 1e9)
+
+
+class Tracer:
+    """Runs steps under the clock and collects their rows; with a folder it writes them there as they come."""
+
+    def __init__(self, step: Step, folder: Path | None = None) -> None:
+        self._step, self._folder = step, folder
+        self._places: list[int] | None = None
+        self._ops: tuple[OpRun, ...] = ()
+        self._rows: list[NDArray[np.int64]] = []
+        self._left_out = 0
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """One step, as `step(*batch)`."""
+        clock = _Clock(self._step.graph)
+        began = time.monotonic_ns()
+        loss = self._step.timed(clock.mark, *batch)
+        clock.settle()
+        self._take(began, time.monotonic_ns(), clock.marks, self._step.used)
+        return loss
+
+    def result(self) -> Timeline:
+        return _timeline(self._ops, self._rows, self._left_out)
+
+    def _take(self, began: int, ended: int, marks: Marks, step: CompiledStep | MicroStep) -> None:
+        places = [place for place, _ in marks]
+        if self._places is None:
+            self._places, self._ops = places, tuple(_ops(places, step))
+            self._write_ops()
+        if places != self._places:
+            self._left_out += 1
+            return
+        begins = [at for place, at in marks if place >= 0 and place != PART]
+        ends = [at for place, at in marks if place < 0]
+        self._rows.append(np.array([began, ended, *begins, *ends], dtype=np.int64))
+        if self._folder is not None:
+            with explained(self._folder / WHEN_FILE), open(self._folder / WHEN_FILE, "ab") as file:
+                file.write(self._rows[-1].astype("<i8").tobytes())
+
+    def _write_ops(self) -> None:
+        if self._folder is not None:
+            data = {"schema": SCHEMA, "ops": [asdict(op) for op in self._ops]}
+            write_atomic(self._folder / WHAT_FILE, json.dumps(data).encode())
+            (self._folder / WHEN_FILE).unlink(missing_ok=True)
+
+
+class _Clock:
+    """Marks of one step: of this processor's clock, or events of a GPU, which are turned into times by `settle`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.marks: Marks = []
+        self._device = next((s.device for s in graph.storages if s.device.startswith("cuda")), None)
+        self._events: list[tuple[int, torch.cuda.Event]] = []
+        self.mark: Callable[[int], None] = self._marker() if self._device is None else self._event_marker()
+
+    def _marker(self) -> Callable[[int], None]:
+        append, now = self.marks.append, time.monotonic_ns
+        return lambda place: append((place, now()))
+
+    def _event_marker(self) -> Callable[[int], None]:
+        torch.cuda.synchronize(self._device)
+        self._first = torch.cuda.Event(enable_timing=True)
+        self._first.record()
+        self._first.synchronize()
+        self._first_ns = time.monotonic_ns()
+
+        def mark(place: int) -> None:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append((place, event))
+
+        return mark
+
+    def settle(self) -> None:
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+            for place, event in self._events:
+                self.marks.append((place, self._first_ns + round(1e6 * self._first.elapsed_time(event))))
+
+
+def _ops(places: Sequence[int], step: CompiledStep | MicroStep) -> list[OpRun]:
+    """What ran, by the places that the first step told of."""
+    parts = list(step.parts) if isinstance(step, MicroStep) else [step]
+    number = -1 if isinstance(step, MicroStep) else 0
+    found: list[OpRun] = []
+    done: set[int] = set()
+    for place in places:
+        if place == PART:
+            number, done = number + 1, set()
+        elif place >= WAITING:
+            found.append(_wait(parts[number].graph, place - WAITING, number, found))
+        elif place >= 0:
+            found.append(_run(parts[number].graph, parts[number].plan, place, number, done))
+    return found
+
+
+def _run(graph: Graph, plan: Plan, place: int, number: int, done: set[int]) -> OpRun:
+    action = plan.schedule[place]
+    assert isinstance(action, Compute)
+    op, does = graph.ops[action.op], work(graph, graph.ops[action.op])
+    why: Why = "recomputed" if action.op in done else "first"
+    done.add(action.op)
+    return OpRun(
+        op.name, op.kind, op.module, op.phase, why, number, does.flops, does.read_bytes, does.written_bytes
+    )  # fmt: skip
+
+
+def _wait(graph: Graph, storage: int, number: int, before: Sequence[OpRun]) -> OpRun:
+    name = next(tensor.name for tensor in graph.tensors if tensor.storage == storage)
+    n_bytes = graph.storages[storage].n_bytes
+    phase: Phase = before[-1].phase if before else "forward"
+    return OpRun(f"wait for {name}", "edgetrain.page.wait", "", phase, "paged", number, 0, n_bytes, 0)
+
+
+def _timeline(ops: tuple[OpRun, ...], rows: Sequence[NDArray[np.int64]], left_out: int) -> Timeline:
+    n = len(ops)
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 2 + 2 * n)
+    return Timeline(ops, table[:, :2], table[:, 2 : 2 + n], table[:, 2 + n :], left_out)
+
+
+def load_timeline(folder: Path) -> Timeline | None:
+    """What a run folder holds of a timeline, up to its last whole step; None where it holds none."""
+    if not (folder / WHAT_FILE).exists():
+        return None
+    data = read_json(folder / WHAT_FILE)
+    if data.get("schema", int) != SCHEMA:
+        raise UserError(
+            f"{data.file} was written by another version of edgetrain.", expected=f"schema {SCHEMA}",
+            received=f"schema {data.get('schema', int)}", next_step="Read it with the version that wrote it.",
+        )  # fmt: skip
+    listed = data.get("ops", list)
+    if len(listed) > MOST_OPS:
+        raise data.wrong("ops", f"at most {MOST_OPS}", str(len(listed)))
+    ops = tuple(_op_from(Fields(data.file, {"ops": entry}).inside("ops")) for entry in listed)
+    try:
+        raw = (folder / WHEN_FILE).read_bytes()
+    except OSError as error:
+        raise UserError(f"Cannot read {folder / WHEN_FILE}: {error.strerror or error}.") from error
+    width = 2 + 2 * len(ops)
+    table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)
+    found = _timeline(ops, list(table), 0)
+    if (found.end_ns < found.begin_ns).any() or (found.step_ns[:, 1] < found.step_ns[:, 0]).any():
+        raise UserError(f"{folder / WHEN_FILE} is damaged: an op ends before it begins.")
+    return found
+
+
+def _op_from(data: Fields) -> OpRun:
+    counts = {name: data.get(name, int) for name in ("micro_batch", "flops", "read_bytes", "written_bytes")}
+    for name, value in counts.items():
+        if not 0 <= value < 2**63:
+            raise data.wrong(name, "a number from 0 on", str(value)[:60])
+    return OpRun(
+        data.get("name", str), data.get("kind", str), data.get("module", str),
+        cast(Phase, data.choice("phase", PHASES)), cast(Why, data.choice("why", get_args(Why))), **counts,
+    )  # fmt: skip
