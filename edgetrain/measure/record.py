@@ -34,12 +34,13 @@ import torch
 
 from edgetrain.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no intervals
 Origin = Literal["measured", "derived", "modelled", "unavailable"]
 Status = Literal["running", "finished", "stopped", "failed"]
 Scalar = int | float | str | bool
 T = TypeVar("T")
 
+_LARGEST = 10**300
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
 _BARE = {_LOCK, "config.json", "record.json", "metrics.jsonl"}  # what a run has written before its first step
@@ -57,22 +58,48 @@ _KINDS: dict[type, str] = {
 class Value:
     """One number or text of a summary, with its unit and where it came from.
 
-    Promised: `value` is None exactly when `origin` is "unavailable", and a float is finite.
+    low, high: the interval that holds the true value (95 % unless the name says otherwise), where one is known.
+
+    Promised: `value` is None exactly when `origin` is "unavailable"; a number is finite; of an interval both ends are
+    there or none is, and the value lies in it.
     """
 
     value: Scalar | None
     unit: str
     origin: Origin
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
-        finite = not isinstance(self.value, float) or math.isfinite(self.value)
-        if finite and self.origin in get_args(Origin) and (self.value is None) == (self.origin == "unavailable"):
-            return
-        raise UserError(
-            "A summary value does not say where it came from.",
-            expected=f"a finite value that is {', '.join(get_args(Origin)[:3])}, or None that is unavailable",
-            received=f"{self.value!r} that is {self.origin}",
-        )
+        if not _finite(self.value) or self.origin not in get_args(Origin) or self._is_missing_wrongly():
+            raise UserError(
+                "A summary value does not say where it came from.",
+                expected=f"a finite value that is {', '.join(get_args(Origin)[:3])}, or None that is unavailable",
+                received=f"{self.value!r:.60} that is {self.origin}",
+            )
+        if not self._is_in_its_interval():
+            raise UserError(
+                "A summary value has an interval that cannot be.",
+                expected="two finite numbers and a value between them, or no interval",
+                received=f"{self.value!r:.60} from {self.low!r:.60} to {self.high!r:.60}",
+            )
+
+    def _is_missing_wrongly(self) -> bool:
+        return (self.value is None) != (self.origin == "unavailable")
+
+    def _is_in_its_interval(self) -> bool:
+        if self.low is None or self.high is None:
+            return self.low is None and self.high is None
+        if isinstance(self.value, bool | str) or self.value is None:
+            return False
+        return _finite(self.low) and _finite(self.high) and self.low <= self.value <= self.high
+
+
+def _finite(value: object) -> bool:
+    """Is it something that can be shown and computed with? A whole number of any length is JSON, too."""
+    if isinstance(value, int):
+        return abs(value) < _LARGEST
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -304,7 +331,7 @@ class Fields:
     def get(self, name: str, kind: type[T]) -> T:
         """The field, which must be there and of this type; a whole number is a number, true is not 1."""
         value = self.values.get(name, ...)
-        if type(value) is kind or (kind is float and type(value) is int):
+        if (type(value) is kind or (kind is float and type(value) is int)) and _finite(value):
             return cast(T, value)
         raise self.wrong(name, _KINDS[kind], "nothing" if value is ... else f"{type(value).__name__} {value!r:.60}")
 
@@ -345,15 +372,22 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _record(data: Fields) -> Record:
+def checked_schema(data: Fields, newest: int) -> int:
+    """The schema of a file, from 1 up to the newest that is known here; any other is a UserError."""
     schema = data.get("schema", int)
-    if schema != SCHEMA:
-        raise UserError(
-            f"{data.file} was written by another version of edgetrain.",
-            expected=f"schema {SCHEMA}",
-            received=f"schema {schema}",
-            next_step="Read it with the version that wrote it.",
-        )
+    if 1 <= schema <= newest:
+        return schema
+    newer = schema > newest
+    raise UserError(
+        f"{data.file} was written by {'a newer' if newer else 'another'} version of edgetrain.",
+        expected=f"schema {newest}" if newest == 1 else f"schema 1 to {newest}",
+        received=f"schema {schema!r:.60}",
+        next_step="Update edgetrain, or read it with the version that wrote it." if newer else None,
+    )
+
+
+def _record(data: Fields) -> Record:
+    checked_schema(data, SCHEMA)
     return Record(
         created=data.get("created", str),
         command=_texts(data, "command"),
@@ -398,8 +432,9 @@ def _value(data: Fields) -> Value:
     if value is not None and not isinstance(value, Scalar):
         raise data.wrong("value", "a number, text, true, false or null", repr(value)[:60])
     unit, origin = data.get("unit", str), cast(Origin, data.choice("origin", get_args(Origin)))
+    low, high = (data.maybe(name, float) if name in data.values else None for name in ("low", "high"))
     try:
-        return Value(value, unit, origin)
+        return Value(value, unit, origin, low, high)
     except UserError as error:
         raise data.wrong("value", error.expected or "", error.received or "") from error
 

@@ -26,6 +26,7 @@ def record() -> Record:
 SUMMARY = {
     "time_s": Value(0.1 + 0.2, "s", "measured"),
     "steps": Value(3, "steps", "derived"),
+    "power_w": Value(2.5, "W", "modelled", 1.9, 3.1),
     "energy_j": Value(None, "J", "unavailable"),
     "device": Value("rpi4", "", "modelled"),
 }
@@ -80,6 +81,22 @@ def test_unavailable_is_never_a_number() -> None:
         Value(float("nan"), "J", "measured")
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [(1.0, 0.0, None), (1.0, None, 2.0), (1.0, 2.0, 3.0), (1.0, 0.0, float("inf")), ("a", 0.0, 1.0), (True, 0.0, 1.0)],
+)
+def test_an_interval_holds_its_value(value: float | str, low: float | None, high: float | None) -> None:
+    with pytest.raises(UserError, match="interval"):
+        Value(value, "J", "measured", low, high)
+    with pytest.raises(UserError, match="interval"):
+        Value(None, "J", "unavailable", 0.0, 1.0)
+
+
+def test_a_record_without_intervals_is_of_schema_1_and_read(tmp_path: Path, record: Record) -> None:
+    old = {"a": {"value": 1.5, "unit": "s", "origin": "measured"}}
+    assert _altered(tmp_path, record, schema=1, summary=old).load().summary == {"a": Value(1.5, "s", "measured")}
+
+
 def test_create_takes_new_empty_and_run_folders_only(tmp_path: Path, record: Record) -> None:
     RunFolder.create(tmp_path / "a" / "b").save(record)
     assert RunFolder.create(tmp_path / "a" / "b").load() == record
@@ -116,7 +133,9 @@ def test_file_names_stay_inside(tmp_path: Path, record: Record, name: str) -> No
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 3}, "newer version"),
+        ({"schema": 0}, "another version"),
+        ({"schema": 10**4000}, "'schema'"),
         ({"schema": "1"}, "'schema'"),
         ({"schema": True}, "'schema'"),
         ({"created": None}, "'created'"),
@@ -132,6 +151,9 @@ def test_file_names_stay_inside(tmp_path: Path, record: Record, name: str) -> No
         ({"summary": {"a": {"value": 0, "unit": "", "origin": "unavailable"}}}, "'summary.a.value'"),
         ({"summary": {"a": {"value": 0, "unit": "", "origin": "guessed"}}}, "'summary.a.origin'"),
         ({"summary": {"a": {"value": 0, "unit": 1, "origin": "measured"}}}, "'summary.a.unit'"),
+        ({"summary": {"a": {"value": 10**400, "unit": "", "origin": "measured"}}}, "'summary.a.value'"),
+        ({"summary": {"a": {"value": 1, "unit": "", "origin": "measured", "low": "0", "high": 2}}}, "'summary.a.low'"),
+        ({"summary": {"a": {"value": 1, "unit": "", "origin": "measured", "low": 2, "high": 3}}}, "'summary.a.value'"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, record: Record, change: dict[str, Any], field: str) -> None:
