@@ -1,0 +1,236 @@
+"""What every sensor looks like from outside, and the open file that most of them read.
+
+    find(root) ──▶ [(Finding, Source | None), …]        edgetrain/measure/sensors/__init__.py
+                       │           │
+              what doctor shows    open() · read() · read() · … · close()
+                                            │
+                                            └─ one value a channel, in the order of `channels`
+
+Promised by every source: `read` never raises because of what a file holds or because it is gone; what is not to be had
+now is None, never 0; what comes back later is read again. A counter only grows: wraparound is taken out, and where the
+hardware starts again from 0 (a suspended laptop, a sensor that was unplugged) it goes on from its last value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+Kind = Literal["measured", "derived", "modelled", "unavailable"]
+Unit = Literal["s", "J", "W", "B", "°C", "Hz", "V", "A", "1"]
+
+_MOST_BYTES = 1 << 16  # more than any file that is read here; /proc/stat of 256 cores is 25 kB
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One value that a source gives.
+
+    counter: a total that only grows (energy, CPU time), unwrapped: differences mean something; else a gauge.
+    least_window_s: a counter's difference over less time than this is mostly rounding; 0 where any window will do.
+    plus_minus: how far off a value may be, as a part of it, two times of three; None where nobody says.
+    """
+
+    name: str
+    unit: Unit
+    counter: bool
+    kind: Kind
+    least_window_s: float = 0.0
+    plus_minus: float | None = None
+
+
+class Source(Protocol):
+    """One sensor, or several that are read together."""
+
+    name: str
+    channels: tuple[Channel, ...]
+
+    def open(self) -> None:
+        """Open the files, and keep them open. What is missing is tried again at each read."""
+
+    def read(self) -> tuple[float | None, ...]:
+        """One value a channel; None where it is not to be had now."""
+
+    def close(self) -> None:
+        """Close the files; a second time does nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one source.
+
+    found: it is there. readable: this user may read it. fix: the command that makes it readable, or what to install.
+    resolution: how fine the values are, in words. gives: what it tells on this machine, in words.
+    read_s: what one read takes here (median); None where it was not read.
+    """
+
+    name: str
+    found: bool
+    readable: bool
+    fix: str | None
+    resolution: str
+    gives: str
+    read_s: float | None
+    channels: tuple[Channel, ...]
+
+
+Found = tuple[Finding, Source | None]
+
+
+def missing(name: str, gives: str, resolution: str, fix: str | None = None) -> Found:
+    """A source that this machine does not have; fix: what would give it, where something would."""
+    return Finding(name, False, False, fix, resolution, gives, None, ()), None
+
+
+def unreadable(name: str, gives: str, resolution: str, fix: str) -> Found:
+    return Finding(name, True, False, fix, resolution, gives, None, ()), None
+
+
+def readable(source: Source, gives: str, resolution: str, fix: str | None = None) -> Found:
+    """fix: what would let it tell more, where a part of it is closed to this user."""
+    return Finding(source.name, True, True, fix, resolution, gives, None, source.channels), source
+
+
+def let_read(*paths: Path) -> str:
+    """The command after which everybody may read these files."""
+    return "sudo chmod a+r " + " ".join(str(path) for path in paths)
+
+
+# ---- files
+
+
+class OpenFile:
+    """A small file of /proc or /sys that is kept open: one system call a read.
+
+    A device that goes away makes reads fail for good on the old descriptor (ENODEV, ESRCH) while the path may come back
+    to life: after a failure the path is opened again at the next read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle = -1
+
+    def open(self) -> None:
+        if self._handle < 0:
+            with contextlib.suppress(OSError):
+                self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def read(self) -> bytes | None:
+        """What the file holds now; None where it cannot be read or is empty."""
+        self.open()
+        if self._handle < 0:
+            return None
+        try:
+            data = os.pread(self._handle, _MOST_BYTES, 0)
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+        return data or None
+
+    def number(self) -> int | None:
+        """The whole number that the file holds and nothing else."""
+        return whole(self.read())
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._handle)
+            self._handle = -1
+
+
+class Files:
+    """The part of a source that is the same for all of them: files that are opened and closed together."""
+
+    def __init__(self, name: str, channels: tuple[Channel, ...], files: tuple[OpenFile, ...]) -> None:
+        self.name, self.channels, self.files = name, channels, files
+
+    def open(self) -> None:
+        for file in self.files:
+            file.open()
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+class Gauges(Files):
+    """One whole number a file, each with a factor to its unit; a channel a file."""
+
+    def __init__(self, name: str, gauges: list[tuple[Channel, Path, float]]) -> None:
+        super().__init__(name, tuple(g[0] for g in gauges), tuple(OpenFile(g[1]) for g in gauges))
+        self._factors = tuple(g[2] for g in gauges)
+
+    def read(self) -> tuple[float | None, ...]:
+        return tuple(scaled(file.number(), factor) for file, factor in zip(self.files, self._factors, strict=True))
+
+
+def scaled(number: int | float | None, factor: float) -> float | None:
+    return None if number is None else number * factor
+
+
+def whole(data: bytes | None) -> int | None:
+    """The whole number in a file's content; None where it holds anything else."""
+    if data is None or len(data) > 64:
+        return None
+    try:
+        return int(data)
+    except ValueError:
+        return None
+
+
+def text(path: Path) -> str | None:
+    """The content of a small file that does not change; None where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip("\0 \n") or None
+    except OSError:
+        return None
+
+
+def may_read(path: Path) -> bool:
+    """Try it: the mode alone does not say (ACLs, kernels that refuse at the read)."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.read(1)
+    except PermissionError:
+        return False
+    except OSError:
+        return True  # there, and not for want of a permission: it may answer later (a GPU that sleeps)
+    return True
+
+
+# ---- counters
+
+
+class Counter:
+    """From what the hardware shows to a total that only grows, from what it showed first.
+
+        shown    90 ──▶ 97 ──▶ 4            range 100: it went round once
+        total    90     97    104
+
+    Without a range, or where going round would be absurd (more than half of the range between two reads), the hardware
+    has started again: the total goes on from where it was, and what was spent between is lost, not invented.
+    """
+
+    def __init__(self, range_: int | None = None) -> None:
+        self._range = range_
+        self._last: float | None = None
+        self._total = 0.0
+
+    def add(self, shown: float | None) -> float | None:
+        """The total now; None where nothing was shown, or what cannot be."""
+        if shown is None or shown < 0 or (self._range is not None and shown > self._range):
+            return None
+        self._total += shown if self._last is None else self._step(shown - self._last)
+        self._last = shown
+        return self._total
+
+    def _step(self, step: float) -> float:
+        if step >= 0:
+            return step
+        if self._range is None or step + self._range > self._range / 2:
+            return 0.0
+        return step + self._range
