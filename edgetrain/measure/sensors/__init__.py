@@ -35,6 +35,7 @@ from edgetrain.measure.sensors.source import Channel, Finding, Found, Kind, Sour
 __all__ = ["Channel", "Finding", "Kind", "Source", "find", "gives_power", "outermost"]
 
 _LONGEST_S = 0.2
+_OF_THE_PROCESSOR = (rapl.NAME, ina3221.NAME, power_supply.NAME, rpi_pmic.NAME)
 
 
 def find(
@@ -84,7 +85,15 @@ def timed(finding: Finding, source: Source | None, *, reads: int) -> Found:
     return replace(finding, read_s=statistics.median(taken)), source
 
 
-def gives_power(findings: list[Finding]) -> bool:
-    """Some sensor tells power or energy here; where none does, energy is modelled (`measure/power_model.py`)."""
-    channels = [channel for finding in findings for channel in finding.channels]
-    return any(channel.unit in ("W", "J") and channel.kind != "modelled" for channel in channels)
+def gives_power(found: list[tuple[Finding, Source | None]]) -> bool:
+    """Some sensor tells now what the processor takes, alone or with the whole machine. A GPU's own power is not that,
+    nor is a battery's while the machine hangs on mains. Where none does, energy is modelled (`measure/power_model.py`).
+    """
+    for finding, source in found:
+        if source is None or finding.name not in _OF_THE_PROCESSOR:
+            continue
+        source.open()
+        told = zip(source.channels, source.read(), strict=True)
+        if any(value is not None and c.unit in ("W", "J") and c.part_of is None for c, value in told):
+            return True
+    return False

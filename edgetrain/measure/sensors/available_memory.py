@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgetrain.measure.sensors.groups import folders
 from edgetrain.measure.sensors.memory import UNLIMITED, amount, group_files
-from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, not_readable, readable
+from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, not_readable, readable, whole
 
 NAME = "memory"
 GIVES = "memory that the process can still take"
@@ -27,17 +27,21 @@ class AvailableMemory(Files):
         self._keys = tuple(group[3] for group in groups)
 
     def read(self) -> tuple[float | None, ...]:
-        free = amount(self.files[0].read() or b"", b"MemAvailable:")
-        if free is None:
+        free, left = amount(self.files[0].read() or b"", b"MemAvailable:"), self._left_by_groups()
+        if free is None or left is None:
             return (None,)
-        return (float(max(0, min([free * 1024, *self._left_by_groups()]))),)
+        return (float(max(0, min([free * 1024, *left]))),)
 
-    def _left_by_groups(self) -> list[int]:
+    def _left_by_groups(self) -> list[int] | None:
+        """None where a group's files cannot be read any more: the machine's memory alone would be too much."""
         left = []
         for n, key in enumerate(self._keys):
             limit, used, stat = self.files[1 + 3 * n : 4 + 3 * n]
-            most, taken = limit.number(), used.number()
-            if most is not None and taken is not None and most < UNLIMITED:
+            told = limit.read()
+            most, taken = whole(told), used.number()
+            if told is None or (most is None and told.strip() != b"max") or taken is None:
+                return None
+            if most is not None and most < UNLIMITED:
                 left.append(most - max(0, taken - (amount(stat.read() or b"", key) or 0)))
         return left
 

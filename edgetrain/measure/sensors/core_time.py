@@ -12,7 +12,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgetrain.measure.sensors.source import Channel, Counter, Files, Found, OpenFile, missing, not_readable, readable
+from edgetrain.measure.sensors.source import (
+    Channel,
+    Counter,
+    Files,
+    Found,
+    OpenFile,
+    digits,
+    missing,
+    not_readable,
+    readable,
+)
 
 NAME = "core time"
 GIVES = "busy time of each core, steal"
@@ -46,9 +56,12 @@ def parse(data: bytes | None) -> dict[str, tuple[int, int | None]]:
         if not line.startswith(b"cpu"):
             break
         name, *words = line.split()
-        if len(words) >= 7 and all(word.isdigit() for word in words):
-            ticks = [int(word) for word in words]
-            found[name.decode()] = sum(ticks[:3]) + sum(ticks[5:7]), ticks[7] if len(ticks) > 7 else None
+        ticks = [n for n in map(digits, words) if n is not None]
+        if len(words) >= 7 and len(ticks) == len(words):
+            found[name.decode(errors="replace")] = (
+                sum(ticks[:3]) + sum(ticks[5:7]),
+                ticks[7] if len(ticks) > 7 else None,
+            )
     return found
 
 

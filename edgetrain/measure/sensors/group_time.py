@@ -15,6 +15,7 @@ from edgetrain.measure.sensors.source import (
     Files,
     Found,
     OpenFile,
+    digits,
     let_read,
     may_read,
     missing,
@@ -54,14 +55,16 @@ def seconds(data: bytes | None) -> float | None:
         return number * 1e-9
     for line in (data or b"").split(b"\n"):
         words = line.split()
-        if len(words) == 2 and words[0] == b"usage_usec" and words[1].isdigit():
-            return int(words[1]) * 1e-6
+        if len(words) == 2 and words[0] == b"usage_usec":
+            microseconds = digits(words[1])
+            return None if microseconds is None else microseconds * 1e-6
     return None
 
 
 def _numbers(data: bytes | None) -> list[int]:
-    words = (data or b"").split()
-    return [int(word) for word in words] if all(word.isdigit() for word in words) else []
+    numbers = [digits(word) for word in (data or b"").split()]
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) else []
 
 
 def find(root: Path, pid: int) -> Found:

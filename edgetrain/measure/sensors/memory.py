@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.measure.sensors.groups import folders
-from edgetrain.measure.sensors.source import text
+from edgetrain.measure.sensors.source import digits, text
 
 UNLIMITED = 1 << 60  # version 1 writes a number of this size where there is no limit
 
@@ -68,7 +68,7 @@ def amount(data: bytes, key: bytes) -> int | None:
     """The number that stands after a word at the start of a line: quicker than to read all lines of a long file."""
     _, found, rest = (b"\n" + data).partition(b"\n" + key)
     words = rest.split(None, 1)[:1]
-    return int(words[0]) if found and rest[:1].isspace() and words and words[0].isdigit() else None
+    return digits(words[0]) if found and rest[:1].isspace() and words else None
 
 
 def _number(path: Path) -> int | None:

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgetrain.measure.sensors.source import Channel, Counter, Files, Found, OpenFile, missing, not_readable, readable
+from edgetrain.measure.sensors.source import (
+    Channel,
+    Counter,
+    Files,
+    Found,
+    OpenFile,
+    digits,
+    missing,
+    not_readable,
+    readable,
+)
 
 NAME = "pressure"
 GIVES = "time that was lost waiting for a core, memory, storage"
@@ -35,8 +45,8 @@ def parse(data: bytes | None) -> float | None:
     words = (data or b"").split(b"\n", 1)[0].split()
     if not words or words[0] != b"some":
         return None
-    total = next((word[6:] for word in words if word.startswith(b"total=")), b"")
-    return int(total) * 1e-6 if total.isdigit() else None
+    total = digits(next((word[6:] for word in words if word.startswith(b"total=")), b""))
+    return None if total is None else total * 1e-6
 
 
 def find(root: Path) -> Found:

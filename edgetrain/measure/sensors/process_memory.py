@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, not_readable, readable
+from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, digits, not_readable, readable
 
 NAME = "process memory"
 GIVES = "resident memory of the process, its peak"
@@ -33,9 +33,8 @@ def parse(data: bytes | None) -> tuple[float | None, float | None]:
 def _kilobytes(data: bytes, key: bytes) -> float | None:
     _, found, rest = data.partition(key)
     words = rest.split(None, 2)[:2]
-    if not found or len(words) < 2 or not words[0].isdigit() or words[1] != b"kB":
-        return None
-    return int(words[0]) * 1024.0
+    number = digits(words[0]) if found and words[1:] == [b"kB"] else None
+    return None if number is None else number * 1024.0
 
 
 def find(root: Path, pid: int) -> Found:

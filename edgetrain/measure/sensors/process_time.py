@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from edgetrain.measure.sensors.source import Channel, Counter, Found, OpenFile, not_readable, readable
+from edgetrain.measure.sensors.source import Channel, Counter, Found, OpenFile, digits, not_readable, readable
 
 NAME = "process time"
 GIVES = "CPU time of the process, all threads"
@@ -58,12 +58,11 @@ class ProcessTasks:
     def read(self) -> tuple[float | None, ...]:
         if not self._look():
             return None, None
-        for thread, file in self._files.items():
-            used = parse(file.read())
-            if used is not None:
-                self._used[thread] = used
-        if not self._used:
+        shown = {thread: parse(file.read()) for thread, file in self._files.items()}
+        now = {thread: used for thread, used in shown.items() if used is not None}
+        if not now:
             return None, None
+        self._used.update(now)
         sums = (sum(used[n] for used in self._used.values()) for n in (0, 1))
         return tuple(total.add(n * 1e-9) for total, n in zip(self._totals, sums, strict=True))
 
@@ -87,10 +86,10 @@ class ProcessTasks:
 
 def parse(data: bytes | None) -> tuple[int, int] | None:
     """Nanoseconds run and nanoseconds waited, from "123 45 6"."""
-    words = (data or b"").split()
-    if len(words) != 3 or not all(word.isdigit() for word in words):
+    numbers = [digits(word) for word in (data or b"").split()]
+    if len(numbers) != 3 or numbers[0] is None or numbers[1] is None:
         return None
-    return int(words[0]), int(words[1])
+    return numbers[0], numbers[1]
 
 
 def find(root: Path, pid: int) -> Found:

@@ -19,6 +19,7 @@ NAME = "raspberry throttling"
 GIVES = "under-voltage and throttling, now"
 RESOLUTION = "yes or no"
 _NAMES = ("under_voltage", "frequency_capped", "throttled", "temperature_limit")
+_KNOWN = 0xF000F
 
 
 class Throttled:
@@ -44,11 +45,12 @@ class Throttled:
 
 
 def parse(data: bytes | None) -> int | None:
-    """The flags, from "50005" or "throttled=0x50005"."""
+    """The flags, from "50005" or "throttled=0x50005". Bits that nobody knows are no flags: None."""
     try:
-        return int((data or b"").strip().removeprefix(b"throttled="), 16)
+        flags = int((data or b"").strip().removeprefix(b"throttled="), 16)
     except ValueError:
         return None
+    return flags if flags >= 0 and flags & ~_KNOWN == 0 else None
 
 
 def find(root: Path, firmware: Firmware | None = None) -> Found:

@@ -132,7 +132,7 @@ class OpenFile:
     """A small file of /proc or /sys that is kept open: one system call a read.
 
     A device that goes away makes reads fail for good on the old descriptor (ENODEV, ESRCH) while the path may come back
-    to life: after a failure the path is opened again at the next read.
+    to life: after a failure the path is opened again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,16 +146,20 @@ class OpenFile:
 
     def read(self) -> bytes | None:
         """What the file holds now; None where it cannot be read or is empty."""
+        data = self._read()
+        if not data and self._handle >= 0:
+            self.close()
+            data = self._read()
+        return data or None
+
+    def _read(self) -> bytes:
         self.open()
         if self._handle < 0:
-            return None
+            return b""
         try:
-            data = os.pread(self._handle, _MOST_BYTES, 0)
+            return os.pread(self._handle, _MOST_BYTES, 0)
         except OSError:
-            data = b""
-        if not data:
-            self.close()
-        return data or None
+            return b""
 
     def number(self) -> int | None:
         """The whole number that the file holds and nothing else."""
@@ -224,12 +228,17 @@ def _value(shown: int | None, number: Number, counter: Counter | None) -> float 
 
 def whole(data: bytes | None) -> int | None:
     """The whole number in a file's content; None where it holds anything else."""
-    if data is None or len(data) > 64:
+    if data is None or len(data) > 24:  # 2**64 has 20 digits
         return None
     try:
         return int(data)
     except ValueError:
         return None
+
+
+def digits(word: bytes) -> int | None:
+    """The number that a word of digits is; None for any other word, and for numbers that no kernel writes."""
+    return int(word) if len(word) <= 20 and word.isdigit() else None
 
 
 def text(path: Path) -> str | None:
