@@ -118,12 +118,15 @@ def load(of: Machine) -> Calibration | None:
 
 def _calibration(data: Any) -> Calibration:
     of = data["machine"]
-    kept = Calibration(
+    made = Calibration(
         Machine(str(of["cpu"]), int(of["cores"]), bool(of["x86"])),
         str(data["made"]),
         *(float(data[name]) for name in ("idle_read_w", "busy_read_w", "idle_cores", "busy_cores")),
     )
-    return checked(kept)
+    try:
+        return checked(made)
+    except UserError as error:  # a file that was edited; the caller names it
+        raise ValueError(str(error)) from error
 
 
 def checked(made: Calibration) -> Calibration:
@@ -158,7 +161,7 @@ def calibrate(
 ) -> Calibration:
     """Leave the machine idle, then put every core to work, and ask for the meter's watts at the end of each.
 
-    ask: "idle" or "busy" → the watts read. cores: how many are put to work; all that this process may use, unless given.
+    ask: "idle" or "busy" → the watts read. cores: how many are put to work; all that this process may use, or fewer.
     """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle_w, idle_cores = _watched("idle", ask, idle_s, root)

@@ -12,8 +12,8 @@ In:  the sources of CPU time and clocks, and a `PowerModel`.
 Out: `ModelledPower`, a source like any other whose channels say `modelled` and how far off they may be; or nothing,
      where nobody knows this machine's watts: energy is then missing, never 0.
 
-The exponent is the median of EMDL'21, Table 3: power above idle of one, two and four cores, big and small, between their
-lowest and highest clocks, grows with the clock to the power of 0.9 to 2.0.
+The exponent is the median of EMDL'21, Table 3: power above idle of one, two and four cores, big and small, between
+their lowest and highest clocks, grows with the clock to the power of 0.9 to 2.0.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from edgetrain.measure.sensors import (
     process_time,
     timed,
 )
-from edgetrain.measure.sensors.source import Found, OpenFile, missing, readable, text
+from edgetrain.measure.sensors.source import Found, OpenFile, missing, readable, text, unreadable
 
 NAME = "power model"
 EXPONENT = 1.3
 _HOW = "edgetrain calibrate, with a plug meter"
 
-# Cloud Carbon Footprint's averages over SPECpower results, W for each hardware thread of a server: at rest, at full load.
+# Cloud Carbon Footprint's averages over SPECpower results, W a hardware thread of a server: at rest, at full load.
 _SERVER_IDLE_W, _SERVER_FULL_W, _SERVER_PLUS_MINUS = 0.74, 3.5, 0.5
 # What /proc/device-tree/model begins with → the device file.
 _BOARDS = {
@@ -78,7 +78,7 @@ class PowerModel:
 
     def watts(self, busy_cores: float, clock: float = 1.0) -> float:
         """clock: as a part of the highest one."""
-        return self.idle_w + self.core_w * busy_cores * clock**EXPONENT
+        return self.idle_w + self.core_w * busy_cores * math.pow(clock, EXPONENT)
 
 
 # ---- which model
@@ -202,7 +202,7 @@ class ModelledPower:
             return {}
         told = dict(zip((c.name[:-13] for c in self._clocks.channels), self._clocks.read(), strict=True))
         known = {core: (hz, self._highest_hz[core]) for core, hz in told.items() if hz and core in self._highest_hz}
-        return {core: min(1.0, hz / highest) ** EXPONENT for core, (hz, highest) in known.items()}
+        return {core: math.pow(min(1.0, hz / highest), EXPONENT) for core, (hz, highest) in known.items()}
 
 
 def find_model(
@@ -214,7 +214,12 @@ def find_model(
 ) -> Found:
     """The model as a source of this machine."""
     gives, resolution = "energy, modelled from CPU time", "10 ms ticks for the machine, 1 ns for the process"
-    model = model_here(root, device)
+    try:
+        model = model_here(root, device)
+    except UserError as error:
+        if device is not None:
+            raise
+        return unreadable(NAME, gives, resolution, error.next_step or error.what)  # a damaged calibration
     if model is None:
         return missing(NAME, gives, resolution, _HOW)
     cores, process, clocks = core_time.find(root)[1], process_time.find(root, pid)[1], cpu_frequency.find(root)[1]
@@ -242,7 +247,7 @@ def with_model(
     device: str | Path | None = None,
     reads: int = 5,
 ) -> list[tuple[Finding, Source | None]]:
-    """The sources with the model among them, where no sensor tells what the processor takes or a device is asked for."""
+    """The sources with the model among them, where no sensor tells the processor's power or a device is asked for."""
     if device is None and gives_power(found):
         finding, _ = missing(NAME, "not needed: a sensor tells power here", "")
         return [*found, (replace(finding, fix=None), None)]

@@ -78,9 +78,9 @@ def test_garbage_is_never_a_value(tmp_path: Path, garbage: str) -> None:
             write(root, path, garbage)
         for source in found:
             assert set(source.read()) == {None}, (name, source.name)
-        for finding, source in find(root, pid=PID, reads=1):
-            assert source is None or finding.readable
-            for value in source.read() if source else ():
+        for finding, again in find(root, pid=PID, reads=1):
+            assert again is None or finding.readable
+            for value in again.read() if again else ():
                 assert value is None, (name, finding.name)
 
 

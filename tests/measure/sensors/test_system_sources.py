@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trees import PID, files, lay, remove, source, values, write
@@ -93,11 +95,14 @@ def test_temperatures_by_zone_and_none_for_a_sensor_that_is_off(tmp_path: Path) 
 
 
 def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     opened: list[object] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest, **named: (opened.append(path), real(path, *rest, **named))[1])
+
+    def counted(path: Any, *rest: Any, **named: Any) -> int:
+        opened.append(path)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", counted)
     (tmp_path / "value").write_text("17\n")
     file = OpenFile(tmp_path / "value")
     assert [file.number() for _ in range(5)] == [17] * 5
