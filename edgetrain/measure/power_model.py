@@ -1,0 +1,254 @@
+"""Energy where no sensor tells it: modelled from CPU time, the clocks of the cores and a few watts.
+
+    power = idle_w + core_w × Σ over busy cores (clock ÷ highest clock)^1.3
+
+              ▲ W                                  from: a plug meter that the user read       (`calibrate`)
+    busy      │        ·                                 a device file                         (Raspberry Pi, Jetson)
+    core_w ┤  │    ·                                     averages of servers                   (any other PC)
+    idle_w ┴  ├·
+              └──────────▶ busy cores
+
+In:  the sources of CPU time and clocks, and a `PowerModel`.
+Out: `ModelledPower`, a source like any other whose channels say `modelled` and how far off they may be; or nothing,
+     where nobody knows this machine's watts: energy is then missing, never 0.
+
+The exponent is the median of EMDL'21, Table 3: power above idle of one, two and four cores, big and small, between
+their lowest and highest clocks, grows with the clock to the power of 0.9 to 2.0.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgetrain.devices.device import Device, load
+from edgetrain.errors import UserError
+from edgetrain.measure import calibration
+from edgetrain.measure.sensors import (
+    Channel,
+    Finding,
+    Source,
+    core_time,
+    cpu_frequency,
+    gives_power,
+    process_time,
+    timed,
+)
+from edgetrain.measure.sensors.source import Found, OpenFile, missing, readable, text, unreadable
+
+NAME = "power model"
+EXPONENT = 1.3
+_HOW = "edgetrain calibrate, with a plug meter"
+
+# Cloud Carbon Footprint's averages over SPECpower results, W a hardware thread of a server: at rest, at full load.
+_SERVER_IDLE_W, _SERVER_FULL_W, _SERVER_PLUS_MINUS = 0.74, 3.5, 0.5
+# What /proc/device-tree/model begins with → the device file.
+_BOARDS = {
+    "Raspberry Pi 4": "rpi4",
+    "Raspberry Pi 3": "rpi3",
+    "Raspberry Pi Model B": "rpi1",
+    "quill": "jetson_tx2",
+    "NVIDIA Jetson TX2": "jetson_tx2",
+}
+
+
+@dataclass(frozen=True)
+class PowerModel:
+    """
+    core_w: what one busy core adds at its highest clock.
+    plus_minus: the true power lies within this part of the modelled one, two times of three.
+    source: where the watts come from, in words.
+    """
+
+    name: str
+    idle_w: float
+    core_w: float
+    cores: int
+    plus_minus: float
+    source: str
+    calibrated: bool = False
+
+    @property
+    def label(self) -> str:
+        """What to write beside every number that was made with it."""
+        return f"modelled{' (calibrated)' if self.calibrated else ''}, ±{100 * self.plus_minus:.0f} %"
+
+    def watts(self, busy_cores: float, clock: float = 1.0) -> float:
+        """clock: as a part of the highest one."""
+        return self.idle_w + self.core_w * busy_cores * math.pow(clock, EXPONENT)
+
+
+# ---- which model
+
+
+def model_of(device: Device) -> PowerModel:
+    """From a device file: its idle power and its processor's, as if all of it were taken by equal cores."""
+    cpus = [p for p in (device.processor, *device.processors.values()) if p.kind == "cpu" and p.power_w is not None]
+    if not cpus or device.idle_w is None:
+        raise UserError(
+            f"the device file of {device.name} has no power to model energy with",
+            expected="power.idle_w and the power_w of a processor of kind cpu",
+            next_step=f"add them, or calibrate on the device itself: {_HOW}",
+        )
+    full, idle = cpus[0].power_w, device.idle_w
+    assert full is not None
+    off = math.hypot(full.value * full.plus_minus, idle.value * idle.plus_minus) / (full.value + idle.value)
+    per_core = full.value / cpus[0].cores
+    return PowerModel(device.name, idle.value, per_core, cpus[0].cores, off, f"device file {device.key}")
+
+
+def model_here(root: Path = Path("/"), device: str | Path | None = None) -> PowerModel | None:
+    """What the user measured here, else the device asked for or recognised, else a server's averages; None where none
+    of them is known."""
+    if device is not None:
+        return model_of(load(device))
+    machine = calibration.machine(root)
+    kept = calibration.load(machine)
+    if kept is not None:
+        return from_calibration(kept)
+    board = text(root / "proc/device-tree/model") or ""
+    key = next((key for start, key in _BOARDS.items() if board.startswith(start)), None)
+    if key is not None:
+        return model_of(load(key))
+    return _server(machine) if machine.cores and machine.x86 else None
+
+
+def from_calibration(kept: calibration.Calibration) -> PowerModel:
+    said = f"plug meter, {kept.made[:10]}: {kept.idle_read_w:g} W idle, {kept.busy_read_w:g} W busy"
+    cores = kept.machine.cores
+    return PowerModel(kept.machine.cpu, kept.idle_w, kept.core_w, cores, calibration.PLUS_MINUS, said, calibrated=True)
+
+
+def _server(machine: calibration.Machine) -> PowerModel:
+    idle = _SERVER_IDLE_W * machine.cores
+    core = _SERVER_FULL_W - _SERVER_IDLE_W
+    said = "averages of servers (Cloud Carbon Footprint, from SPECpower)"
+    return PowerModel(machine.cpu, idle, core, machine.cores, _SERVER_PLUS_MINUS, said)
+
+
+# ---- the model as a source
+
+
+class ModelledPower:
+    """Channels model_energy_j (the machine) and model_process_energy_j (what the process adds above idle).
+
+    The first counts all cores by ticks of 10 ms, the second the process alone by nanoseconds.
+    """
+
+    def __init__(
+        self,
+        model: PowerModel,
+        cores: Source | None,
+        process: Source | None,
+        clocks: Source | None,
+        highest_hz: dict[str, float],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.model = NAME, model
+        self._parts = [part for part in (cores, process, clocks) if part is not None]
+        self._cores, self._process, self._clocks = cores, process, clocks
+        self._highest_hz, self._now = highest_hz, now
+        self._last: tuple[float, dict[str, float]] | None = None
+        self._energy_j = self._process_j = 0.0
+        self._last_process_s: float | None = None
+        whole = Channel("model_energy_j", "J", True, "modelled", core_time.LEAST_WINDOW_S, model.plus_minus)
+        part = Channel("model_process_energy_j", "J", True, "modelled", 0.0, model.plus_minus, part_of=whole.name)
+        self.channels: tuple[Channel, ...] = (whole, part)
+
+    def open(self) -> None:
+        for part in self._parts:
+            part.open()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def read(self) -> tuple[float | None, ...]:
+        factors = self._factors()
+        return self._machine(factors), self._own(factors)
+
+    def _machine(self, factors: dict[str, float]) -> float | None:
+        if self._cores is None:
+            return None
+        now, told = self._now(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
+        busy = {c.name[:-7]: s for c, s in told.items() if s is not None and c.name[3:-7].isdigit()}  # cpu3_time_s
+        if not busy:
+            return None
+        if self._last is not None:
+            then, before = self._last
+            spent = sum((s - before.get(core, s)) * factors.get(core, 1.0) for core, s in busy.items())
+            self._energy_j += self.model.idle_w * (now - then) + self.model.core_w * spent
+        # A core that is off for a while goes on from its last value.
+        self._last = now, {**(self._last[1] if self._last else {}), **busy}
+        return self._energy_j
+
+    def _own(self, factors: dict[str, float]) -> float | None:
+        used_s = None if self._process is None else self._process.read()[0]
+        if used_s is None:
+            return None
+        if self._last_process_s is not None:
+            # Nobody tells on which core it ran; it is the busy one, and that has the highest clock.
+            fastest = max(factors.values(), default=1.0)
+            self._process_j += self.model.core_w * (used_s - self._last_process_s) * fastest
+        self._last_process_s = used_s
+        return self._process_j
+
+    def _factors(self) -> dict[str, float]:
+        """By core, what its clock does to its power; nothing where clocks are not told."""
+        if self._clocks is None:
+            return {}
+        told = dict(zip((c.name[:-13] for c in self._clocks.channels), self._clocks.read(), strict=True))
+        known = {core: (hz, self._highest_hz[core]) for core, hz in told.items() if hz and core in self._highest_hz}
+        return {core: math.pow(min(1.0, hz / highest), EXPONENT) for core, (hz, highest) in known.items()}
+
+
+def find_model(
+    root: Path = Path("/"),
+    *,
+    pid: int,
+    device: str | Path | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Found:
+    """The model as a source of this machine."""
+    gives, resolution = "energy, modelled from CPU time", "10 ms ticks for the machine, 1 ns for the process"
+    try:
+        model = model_here(root, device)
+    except UserError as error:
+        if device is not None:
+            raise
+        return unreadable(NAME, gives, resolution, error.next_step or error.what)  # a damaged calibration
+    if model is None:
+        return missing(NAME, gives, resolution, _HOW)
+    cores, process, clocks = core_time.find(root)[1], process_time.find(root, pid)[1], cpu_frequency.find(root)[1]
+    if cores is None and process is None:
+        return missing(NAME, gives, resolution)
+    source = ModelledPower(model, cores, process, clocks, _highest(root), now)
+    told = f"energy, {model.label}: {model.idle_w:.3g} W idle, {model.core_w:.3g} W a core ({model.source})"
+    return readable(source, told, resolution, None if model.calibrated else _HOW)
+
+
+def _highest(root: Path) -> dict[str, float]:
+    """By core, its highest clock in Hz."""
+    found = {
+        path.parent.parent.name: OpenFile(path).number()
+        for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/cpuinfo_max_freq")
+    }
+    return {core: khz * 1e3 for core, khz in found.items() if khz}
+
+
+def with_model(
+    found: list[tuple[Finding, Source | None]],
+    root: Path = Path("/"),
+    *,
+    pid: int,
+    device: str | Path | None = None,
+    reads: int = 5,
+) -> list[tuple[Finding, Source | None]]:
+    """The sources with the model among them, where no sensor tells the processor's power or a device is asked for."""
+    if device is None and gives_power(found):
+        finding, _ = missing(NAME, "not needed: a sensor tells power here", "")
+        return [*found, (replace(finding, fix=None), None)]
+    return [*found, timed(*find_model(root, pid=pid, device=device), reads=reads)]
