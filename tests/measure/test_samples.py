@@ -164,8 +164,8 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
 
 SUMMARY: dict[str, Any] = {
     "ended": "asked", "elapsed_s": 1, "ticks_due": 10, "ticks_delivered": 9, "lateness_p50_s": 0.1,
-    "lateness_p95_s": 0.1, "lateness_max_s": None, "cpu_s": 0.5, "core_share": 0.5, "startup_cpu_s": 0.1, "resident_bytes": 5,
-    "wall_offset_start_ns": 1, "wall_offset_end_ns": 1, "keeps_up": True, "notes": ["a"],
+    "lateness_p95_s": 0.1, "lateness_max_s": None, "cpu_s": 0.5, "core_share": 0.5, "startup_cpu_s": 0.1,
+    "resident_bytes": 5, "wall_offset_start_ns": 1, "wall_offset_end_ns": 1, "keeps_up": True, "notes": ["a"],
     "sources": [{"name": "a", "every": 1, "cost_s": 0.1, "reads": 9, "failed": 0}],
 }  # fmt: skip
 
