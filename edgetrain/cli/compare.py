@@ -34,7 +34,7 @@ def compare(
     found = compare_records(a, b, tolerance=tolerance, names=tuple(figure or ()))
     whole = verdict(found)
     for line in _differences(a, b):
-        notes.print(f"note: {line}", markup=False)
+        notes.print(f"note: {line}", markup=False, soft_wrap=True)
     if json:
         print_json({"verdict": whole, "tolerance": tolerance, "figures": [_told(one) for one in found]})
     else:

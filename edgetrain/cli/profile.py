@@ -38,6 +38,7 @@ _SHOWN = (
     ("overhead_sampling", "sampling costs"), ("overhead_tracing", "sampling and tracing cost"),
     ("steady", "steady"), ("noise", "the machine was"),
 )  # fmt: skip
+_PARTS = ("utilisation", "overhead_sampling", "overhead_tracing")
 
 
 def profile(
@@ -144,13 +145,20 @@ def _print(title: str, summary: dict[str, Value], made: Profile) -> None:
     table = rich.table.Table("", "", "", title=title, title_style="bold", box=None, show_header=False, pad_edge=False)
     for name, words in _SHOWN:
         value = summary.get(name)
-        if value is not None and value.value not in (0, None):
-            table.add_row(words, f"{shown(value)}", f"{interval(value)} {value.origin}".strip(), style=None)
-        elif value is not None and value.value is None:
-            table.add_row(words, "unavailable", "")
+        if value is not None and value.value is None:
+            table.add_row(words, "unavailable", "", style="dim")
+        elif value is not None and value.value != 0:
+            value = _percent(value) if name in _PARTS else value
+            table.add_row(words, shown(value), f"{interval(value)} {value.origin}".strip())
     results.print(table)
     results.print()
     results.print(_ops(made))
+
+
+def _percent(part: Value) -> Value:
+    assert isinstance(part.value, int | float)
+    low, high = (None if end is None else 100 * end for end in (part.low, part.high))
+    return Value(100 * part.value, "%", part.origin, low, high)
 
 
 def _ops(made: Profile) -> rich.table.Table:
@@ -159,8 +167,7 @@ def _ops(made: Profile) -> rich.table.Table:
     middle = np.median(timeline.op_s, axis=0)
     taken: dict[tuple[str, str, str], float] = {}
     for op, seconds in zip(timeline.ops, middle, strict=True):
-        why = op.phase if op.why == "first" else op.why
-        key = (op.module or op.name, why, op.kind.removesuffix(".default"))
+        key = (op.module or op.name, op.phase if op.why == "first" else op.why, op.kind.removesuffix(".default"))
         taken[key] = taken.get(key, 0.0) + float(seconds)
     whole = float(np.median(timeline.step_s))
     table = rich.table.Table("layer", "", "op", box=None, header_style="bold", pad_edge=False)

@@ -3,8 +3,9 @@
 In:  `Samples`, and a span of the same clock.
 Out: numbers of that span. What no sensor told is None.
 
-A counter (CPU time, energy) is read off at both ends of the span, between two readings by a straight line. A gauge
-(power, temperature) is averaged over time. Energy comes from every source that tells it; which of them speaks for the
+A counter (CPU time, energy) is read off at both ends of the span, between two readings by a straight line; where the
+readings begin a little later or end a little earlier, what they miss is taken to be like the rest. A gauge (power,
+temperature) is averaged over time. Energy comes from every source that tells it; which of them speaks for the
 machine:
 
     a sensor of the whole device     battery, board input, PMIC         alone
@@ -28,6 +29,8 @@ Verdict = Literal["quiet", "noisy", "unknown"]
 
 # Above these parts of a core, or of the time, somebody else was at work.
 MOST_OTHERS, MOST_STEAL, MOST_PRESSURE = 0.10, 0.02, 0.05
+
+LEAST_COVERED = 0.8  # of a span, by the readings that tell of it
 
 
 @dataclass(frozen=True)
@@ -155,26 +158,29 @@ def _column(series: Series, channel: Channel) -> tuple[Times, Floats]:
 
 
 def _growth(at: Times, total: Floats, span: Span) -> float | None:
-    """None where the readings do not reach over most of the span."""
-    if not _covers(at, span):
+    there = _overlap(at, span)
+    if there is None:
         return None
-    ends = np.interp([span.begin_ns, span.end_ns], at, total)
-    return float(ends[1] - ends[0])
+    ends = np.interp([there.begin_ns, there.end_ns], at, total)
+    return float(ends[1] - ends[0]) * span.time_s / there.time_s
 
 
 def _mean(at: Times, values: Floats, span: Span) -> float | None:
-    if not _covers(at, span):
+    there = _overlap(at, span)
+    if there is None:
         return None
-    inside = (at > span.begin_ns) & (at < span.end_ns)
-    places = np.concatenate([[span.begin_ns], at[inside], [span.end_ns]]).astype(float)
+    inside = (at > there.begin_ns) & (at < there.end_ns)
+    places = np.concatenate([[there.begin_ns], at[inside], [there.end_ns]]).astype(float)
     levels = np.interp(places, at, values)
-    return float(np.sum((levels[1:] + levels[:-1]) / 2 * np.diff(places)) / (span.end_ns - span.begin_ns))
+    return float(np.sum((levels[1:] + levels[:-1]) / 2 * np.diff(places)) / (there.end_ns - there.begin_ns))
 
 
-def _covers(at: Times, span: Span) -> bool:
-    if len(at) < 2 or span.end_ns <= span.begin_ns:
-        return False
-    return bool(min(at[-1], span.end_ns) - max(at[0], span.begin_ns) >= 0.9 * (span.end_ns - span.begin_ns))
+def _overlap(at: Times, span: Span) -> Span | None:
+    """The part of the span that the readings reach over: most of it, or they tell nothing of it."""
+    if len(at) < 2:
+        return None
+    there = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))
+    return there if there.time_s > 0 and there.time_s >= LEAST_COVERED * span.time_s else None
 
 
 def _energy(series: Series, span: Span) -> Energy | None:

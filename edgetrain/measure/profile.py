@@ -30,19 +30,18 @@ from edgetrain.measure.intervals import Interval, median_interval
 from edgetrain.measure.metrics import Energy, Span
 from edgetrain.measure.power_model import with_model
 from edgetrain.measure.processor import Processor, using
-from edgetrain.measure.protocol import Measured, Progress, Protocol, measure
+from edgetrain.measure.protocol import WAYS, Measured, Progress, Protocol, measure
 from edgetrain.measure.record import Origin, Record, RunFolder, Value, default_path, new_record
 from edgetrain.measure.samples import Floats, Samples, Times
 from edgetrain.measure.sensors import Source, find
 from edgetrain.measure.sensors.source import Channel, outermost
-from edgetrain.measure.steady import alike
 from edgetrain.measure.timeline import Timeline
 from edgetrain.run.memory import MemoryTrace, allocated_peak
 from edgetrain.run.step import Step
 
 INFERENCES = 7  # forward passes that are timed; the first ones are left out
 INFERENCES_LEFT_OUT = 2
-_NOT_HAD = "unavailable"
+_NOT_HAD: Origin = "unavailable"
 
 Summary = dict[str, Value]
 
@@ -130,7 +129,9 @@ def _attributed(measured: Measured) -> Iterator[Attributed]:
         if told is not None:
             channel, windows = told
             found = attribute(ops, windows)
-            shares = (*found.shares, *((found.idle,) if found.idle is not None else ()))
+            # Idle time that cannot be told from some ops is in their share already.
+            alone = found.idle is not None and found.idle not in found.shares
+            shares = (*found.shares, *((found.idle,) if alone and found.idle is not None else ()))
             origin: Origin = "modelled" if channel.kind == "modelled" else "derived"
             yield Attributed(
                 quantity, unit, origin, channel.name, groups(shares, measured.timeline.steps), found.windows,
@@ -201,7 +202,7 @@ def _times(measured: Measured, n: int) -> Summary:
         "steps": Value(measured.timeline.steps, "1", "measured"),
         "steps_left_out": Value(measured.timeline.left_out, "1", "measured"),
         "warm_up_steps": Value(len(measured.warm_up_s), "1", "measured"),
-        "steady": Value("reached" if measured.steady else "not reached", "", "derived"),
+        "steady": Value(str(measured.steady), "", "derived"),
         "batch": Value(n, "1", "measured"),
     }
 
@@ -326,12 +327,11 @@ def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: Mem
 def _trust(measured: Measured) -> Summary:
     """How much to believe: what measuring costs, whether the machine was quiet, how alike steps are."""
     found: Summary = {}
-    for way in ("sampling", "tracing"):
-        overhead = measured.overhead(way)  # type: ignore[arg-type]
+    for way in WAYS[1:]:
+        overhead = measured.overhead(way)
         name = f"overhead_{way}"
         found[name] = Value(None, "1", _NOT_HAD) if overhead is None else _interval(overhead, "1", "measured")
     found["noise"] = Value(str(metrics.quiet(measured.samples, measured.measured)), "", "derived")
-    found["steps_alike"] = _maybe(alike(measured.timeline.step_s.tolist()), "1", "derived")
     summary = measured.sampler
     if summary.ticks_due:
         found["samples_delivered"] = Value((summary.ticks_delivered or 0) / summary.ticks_due, "1", "measured")

@@ -1,14 +1,14 @@
 """How a step is measured: the order of things, so that a number means the same everywhere.
 
     │ idle │ warm-up … steady │ measured: sampled and traced │ nothing │ sampling │ sampling and tracing │ sampling │ …
-    └───────────── one sampler, one clock ──────────────────┘ blocks of a few steps in random order: what measuring costs
+    └───────────── one sampler, one clock ──────────────────┘ blocks of a few steps, in random order: its cost
 
 In:  a prepared step and a batch, sensors, a run folder.
 Out: `Measured`: the timeline of the measured steps, the samples of all of it, where each part lies on the clock, the
      times of the blocks.
 
 The model is trained by all of these steps. Warm-up ends when a change-point test says that times are steady, or at
-MOST_WARM_UP of the steps: `steady` says which.
+MOST_WARM_UP steps: `steady` says which.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgetrain.measure.sampler import Sampler
 from edgetrain.measure.samples import Samples, read_samples
 from edgetrain.measure.sampling import Summary
 from edgetrain.measure.sensors.source import Source
-from edgetrain.measure.steady import steady_from
+from edgetrain.measure.steady import Steady, warm_up
 from edgetrain.measure.timeline import Timeline, Tracer
 from edgetrain.run.step import Step
 
@@ -37,7 +37,7 @@ Way = Literal["nothing", "sampling", "tracing"]
 WAYS: tuple[Way, ...] = ("nothing", "sampling", "tracing")
 Stage = Literal["idle", "warm-up", "measuring", "overhead"]
 
-LEAST_WARM_UP, MOST_WARM_UP = 3, 50  # steps
+MOST_WARM_UP = 40  # steps
 LEAST_BLOCK_S = 0.5
 
 
@@ -77,7 +77,7 @@ class Progress:
 @dataclass(frozen=True)
 class Measured:
     """
-    warm_up_s: times of the steps before. steady: whether they had become so.
+    warm_up_s: times of the steps before, and whether they had become steady.
     blocks: for each way, the median time of a step in each round.
     """
 
@@ -87,7 +87,7 @@ class Measured:
     idle: Span
     measured: Span
     warm_up_s: tuple[float, ...]
-    steady: bool
+    steady: Steady
     blocks: dict[Way, tuple[float, ...]] = field(default_factory=dict)
 
     def overhead(self, way: Way) -> Interval | None:
@@ -109,7 +109,7 @@ def measure(
     how = protocol or Protocol()
     with Sampler(sources, folder, how.period_s, seed=how.seed) as sampler:
         idle = _idle(how, on_progress)
-        warm_up_s, steady = _warm_up(step, batch, how, on_progress)
+        steady, warm_up_s = _warm_up(step, batch, how, on_progress)
         tracer = Tracer(step, folder)
         began = time.monotonic_ns()
         for number in range(how.steps):
@@ -133,15 +133,18 @@ def _idle(how: Protocol, on_progress: Callable[[Progress], None]) -> Span:
 
 def _warm_up(
     step: Step, batch: Sequence[Any], how: Protocol, on_progress: Callable[[Progress], None]
-) -> tuple[list[float], bool]:
+) -> tuple[Steady, list[float]]:
     """Steps until their times are steady."""
-    times: list[float] = []
-    while len(times) < how.most_warm_up:
-        times.append(_timed(step, batch))
-        on_progress(Progress("warm-up", len(times), how.most_warm_up, None, times[-1]))
-        if len(times) >= LEAST_WARM_UP and steady_from(times) is not None:
-            return times, True
-    return times, False
+    done = 0
+
+    def one() -> float:
+        nonlocal done
+        done += 1
+        taken = _timed(step, batch)
+        on_progress(Progress("warm-up", done, how.most_warm_up, None, taken))
+        return taken
+
+    return warm_up(one, most_steps=how.most_warm_up)
 
 
 def _timed(step: Callable[..., Any], batch: Sequence[Any]) -> float:

@@ -33,8 +33,8 @@ def _together(values: Sequence[Value | None]) -> Value:
     """Numbers by their median; texts, and numbers that one of the runs could not have, as the first run has them."""
     first = values[0]
     assert first is not None
-    numbers = [float(v.value) for v in values if v is not None and _is_number(v.value)]
-    same = all(v is not None and v.value == first.value for v in values)
+    numbers = [float(v.value) for v in values if v is not None and isinstance(v.value, int | float)]
+    same = isinstance(first.value, bool) or all(v is not None and v.value == first.value for v in values)
     if same or len(numbers) < len(values):
         return first
     return _value(bootstrap_median([[number] for number in numbers]), first)
@@ -42,7 +42,3 @@ def _together(values: Sequence[Value | None]) -> Value:
 
 def _value(found: Interval, like: Value) -> Value:
     return Value(found.value, like.unit, like.origin, found.low, found.high)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
