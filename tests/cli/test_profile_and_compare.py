@@ -40,7 +40,7 @@ def test_a_profile_prints_its_tables_and_keeps_a_run(
 
 
 def test_a_profile_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, *WORDS, "--json", "--repeats", 2, "--out", tmp_path / "run") == 0
+    assert run(monkeypatch, *WORDS, "--threads", 1, "--json", "--repeats", 2, "--out", tmp_path / "run") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["summary"]["repeats"]["value"] == 2
     assert told["summary"]["step_time_s"]["origin"] == "measured"
