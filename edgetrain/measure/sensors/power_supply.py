@@ -128,9 +128,9 @@ class _Supply:
 class PowerSupply(Files):
     def __init__(self, supplies: list[_Supply]) -> None:
         channels = [channel for supply in supplies for channel in supply.channels()]
-        total = Channel(TOTAL, "W", False, "derived")
+        total = (Channel(TOTAL, "W", False, "derived"),) if any(supply.measured for supply in supplies) else ()
         files = tuple(file for supply in supplies for file in supply.files())
-        super().__init__(NAME, (*channels, total), files)
+        super().__init__(NAME, (*channels, *total), files)
         self._supplies = supplies
 
     def read(self) -> tuple[float | None, ...]:
@@ -143,7 +143,7 @@ class PowerSupply(Files):
                 parts.append(told[0])
             elif not supply.battery and (supply.online is None or supply.online.number() != 0):
                 parts.append(None)
-        return *values, _sum(parts)
+        return (*values, _sum(parts)) if len(values) < len(self.channels) else tuple(values)
 
 
 def _sum(parts: list[float | None]) -> float | None:
@@ -160,15 +160,15 @@ def find(root: Path) -> Found:
         return bad
     closed = [path for path in wanted if not may_read(path)]
     supplies = [_supply(folder) for folder in folders]
-    if not any(supply.measured for supply in supplies):
+    if not any(supply.channels() for supply in supplies):
         return missing(NAME, GIVES, RESOLUTION)
     measured = ", ".join(supply.name for supply in supplies if supply.measured)
-    fix = let_read(*closed) if closed else None
-    return readable(PowerSupply(supplies), f"power of {measured}, and of the machine", RESOLUTION, fix)
+    gives = f"power of {measured}, and of the machine" if measured else "no power; what else the battery tells"
+    return readable(PowerSupply(supplies), gives, RESOLUTION, let_read(*closed) if closed else None)
 
 
 def _amounts(folder: Path) -> list[Path]:
-    names = ("power_now", "current_now", "input_current_now", "voltage_now")
+    names = ("power_now", "current_now", "input_current_now", "voltage_now", "temp")
     return [folder / name for name in names if (folder / name).exists()]
 
 

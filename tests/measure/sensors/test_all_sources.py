@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from trees import NAMES, PID, files, lay, remove, values, write
+from trees import NAMES, PID, closer, files, lay, remove, values, write
 
 from edgetrain.measure.sensors import Finding, Source, find
 from edgetrain.measure.sensors.source import Counter, outermost
@@ -85,11 +85,14 @@ def test_garbage_is_never_a_value(tmp_path: Path, garbage: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_closed_files_are_found_and_the_fix_names_them(tmp_path: Path, name: str, close: object) -> None:
+def test_closed_files_are_found_and_the_fix_names_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = lay(tmp_path, name)
     there = {finding.name for finding, source in find(root, pid=PID, reads=0) if source is not None}
-    assert callable(close)
-    close(*(path for path in root.rglob("*") if path.is_file() and path.name not in ("name", "type", "cgroup")))
+    closer(monkeypatch)(
+        *(path for path in root.rglob("*") if path.is_file() and path.name not in ("name", "type", "cgroup"))
+    )
     for finding, source in find(root, pid=PID, reads=0):
         if finding.name in there - {"raspberry throttling"}:
             assert (finding.found, finding.readable, source) == (True, False, None), finding.name
