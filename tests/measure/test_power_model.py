@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from edgetrain.devices.device import FOLDER, load
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration, power_model
 from edgetrain.measure.calibration import Calibration, Machine
-from edgetrain.measure.power_model import PowerModel, find_model, model_here, model_of, with_model
+from edgetrain.measure.power_model import find_model, model_here, model_of, with_model
 from edgetrain.measure.sensors import find
 
 PID = 4242
@@ -118,6 +119,15 @@ def test_energy_is_idle_power_and_busy_cores(pi: Path) -> None:
     source.close()
 
 
+def test_the_model_can_be_sent_to_another_process(pi: Path) -> None:
+    _, source = find_model(pi, pid=PID)
+    assert source is not None
+    there = pickle.loads(pickle.dumps(source))
+    there.open()
+    assert there.read() == (0.0, 0.0)
+    there.close()
+
+
 def test_slow_clocks_take_less(pi: Path) -> None:
     for core, khz in (("cpu0", 750_000), ("cpu1", 1_500_000)):
         write(pi, f"sys/devices/system/cpu/{core}/cpufreq/scaling_cur_freq", f"{khz}\n")
@@ -186,7 +196,7 @@ def test_a_calibration_is_kept_and_used_on_its_machine_alone(pi: Path) -> None:
     model = model_here(pi)
     assert model is not None
     assert model.calibrated
-    assert model.plus_minus < PowerModel("", 1, 1, 1, model_of(load("rpi4")).plus_minus, "").plus_minus
+    assert model.plus_minus < model_of(load("rpi4")).plus_minus
     finding, _ = find_model(pi, pid=PID)
     assert "modelled (calibrated)" in finding.gives
     assert finding.fix is None

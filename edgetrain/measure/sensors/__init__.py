@@ -93,7 +93,8 @@ def gives_power(found: list[tuple[Finding, Source | None]]) -> bool:
         if source is None or finding.name not in _OF_THE_PROCESSOR:
             continue
         source.open()
-        told = zip(source.channels, source.read(), strict=True)
+        told = list(zip(source.channels, source.read(), strict=True))
+        source.close()
         if any(value is not None and c.unit in ("W", "J") and c.part_of is None for c, value in told):
             return True
     return False

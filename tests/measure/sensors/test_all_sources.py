@@ -6,11 +6,15 @@ from __future__ import annotations
 import errno
 import math
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from trees import NAMES, PID, closer, files, lay, remove, values, write
 
+import edgetrain
 from edgetrain.measure.sensors import Finding, Source, find
 from edgetrain.measure.sensors.source import Counter, outermost
 
@@ -108,6 +112,31 @@ def test_an_empty_machine_has_nothing_and_says_so(tmp_path: Path) -> None:
         assert (finding.found, finding.readable, finding.read_s, finding.channels) == (False, False, None, ())
         assert finding.gives
         assert finding.resolution
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_source_can_be_sent_to_another_process(tmp_path: Path, name: str) -> None:
+    for source in sources(lay(tmp_path, name)):
+        before = source.read()
+        source.close()
+        there = pickle.loads(pickle.dumps(source))
+        there.open()
+        assert there.read() == before
+        there.close()
+
+
+def test_sensors_need_neither_pytorch_nor_numpy() -> None:
+    """As the sampler's own process loads them: without what edgetrain/__init__.py loads."""
+    code = """
+import sys, types
+package = types.ModuleType("edgetrain")
+package.__path__ = [sys.argv[1]]
+sys.modules["edgetrain"] = package
+import edgetrain.measure.sensors, edgetrain.measure.sensors.modelled_power
+print(sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+    words = [sys.executable, "-c", code, str(Path(edgetrain.__file__).parent)]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_this_machine(tmp_path: Path) -> None:
