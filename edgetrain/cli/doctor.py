@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -156,7 +155,7 @@ def _print_rest(found: list[tuple[Finding, Source | None]]) -> None:
         results.print("\nTo have more:", style="bold")
     for name, fix in fixes:
         # A command must be there in one piece, to be copied.
-        results.print(Padding(Text(f"{name}: {fix}"), (0, 0, 0, 2)), soft_wrap=True)
+        results.print(Text(f"  {name}: {fix}"), soft_wrap=True)
 
 
 def _data(found: list[tuple[Finding, Source | None]], values: dict[str, Values]) -> dict[str, Any]:

@@ -1,16 +1,9 @@
-"""Energy where no sensor tells it: modelled from CPU time, the clocks of the cores and a few watts.
+"""Which watts energy is modelled with, where no sensor tells it (`sensors/modelled_power.py`).
 
-    power = idle_w + core_w × Σ over busy cores (clock ÷ highest clock)^1.3
-
-              ▲ W                                  from: a plug meter that the user read       (`calibrate`)
-    busy      │        ·                                 a device file                         (Raspberry Pi, Jetson)
-    core_w ┤  │    ·                                     averages of servers                   (any other PC)
-    idle_w ┴  ├·
-              └──────────▶ busy cores
-
-In:  this machine, or a device that is asked for.
-Out: its watts as a source of energy (`sensors/modelled_power.py`); or nothing, where nobody knows them: energy is then
-     missing, never 0.
+what the user read off a plug meter here      `edgetrain calibrate`        ±15 %
+else a device file                            by the board's name          ±20 % and more, as the file says
+else averages of servers                      any other PC                 ±50 %
+else nothing: energy is missing, never 0
 """
 
 from __future__ import annotations
@@ -24,15 +17,7 @@ from pathlib import Path
 from edgetrain.devices.device import Device, load
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration
-from edgetrain.measure.sensors import (
-    Finding,
-    Source,
-    core_time,
-    cpu_frequency,
-    gives_power,
-    process_time,
-    timed,
-)
+from edgetrain.measure.sensors import Finding, Source, core_time, cpu_frequency, gives_power, process_time, timed
 from edgetrain.measure.sensors.modelled_power import NAME, ModelledPower, PowerModel
 from edgetrain.measure.sensors.source import Found, OpenFile, missing, readable, text, unreadable
 

@@ -112,6 +112,9 @@ class Android:
         self._sources = sources_under(Path(self._folder.name))
         self.channels: tuple[Channel, ...] = tuple(_named(c) for source in self._sources for c in source.channels)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Android, (self._phone,)
+
     def _show(self) -> None:
         sample = self._phone.once()
         if sample.times_s:

@@ -1,14 +1,18 @@
-"""Power as a source where no sensor tells it: CPU time, the clocks of the cores and a few watts.
+"""Energy where no sensor tells it: modelled from CPU time, the clocks of the cores and a few watts.
 
     power = idle_w + core_w × Σ over busy cores (clock ÷ highest clock)^1.3
 
-In:  the sources of CPU time and clocks, and a `PowerModel`; `measure/power_model.py` says which watts are ours.
-Out: `ModelledPower`, a source like any other whose channels say `modelled` and how far off they may be.
+    W ▲           ·
+      │       ·       ↕ core_w, for each core at work
+      │   ·
+      ├·  ↕ idle_w
+      └──────────────▶ busy cores
+
+In:  the sources of CPU time and clocks, and a `PowerModel`: `measure/power_model.py` finds the one of this machine.
+Out: a source like any other, whose channels say `modelled` and how far off they may be.
 
 The exponent is the median of EMDL'21, Table 3: power above idle of one, two and four cores, big and small, between
 their lowest and highest clocks, grows with the clock to the power of 0.9 to 2.0.
-
-The sampler's process loads this file, so it imports nothing heavy.
 """
 
 from __future__ import annotations

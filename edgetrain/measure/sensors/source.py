@@ -8,7 +8,8 @@
 
 Promised by every source: `read` never raises because of what a file holds or because it is gone; what is not to be had
 now is None, never 0; what comes back later is read again. A counter only grows: wraparound is taken out, and where the
-hardware starts again from 0 (a suspended laptop, a sensor that was unplugged) it goes on from its last value.
+hardware starts again from 0 (a suspended laptop, a sensor that was unplugged) it goes on from its last value. A closed
+source can be pickled, to be read in a process of its own, and needs neither PyTorch nor NumPy there.
 """
 
 from __future__ import annotations

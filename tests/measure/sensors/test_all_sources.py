@@ -6,11 +6,15 @@ from __future__ import annotations
 import errno
 import math
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from trees import NAMES, PID, files, lay, remove, values, write
+from trees import NAMES, PID, closer, files, lay, remove, values, write
 
+import edgetrain
 from edgetrain.measure.sensors import Finding, Source, find
 from edgetrain.measure.sensors.source import Counter, outermost
 
@@ -34,7 +38,7 @@ def test_a_channel_has_a_value_a_unit_and_one_name(tmp_path: Path, name: str) ->
         for channel, value in zip(source.channels, source.read(), strict=True):
             assert channel.kind in ("measured", "derived")
             assert value is None or math.isfinite(value)
-            assert channel.part_of is None or channel.part_of in {other.name for other in source.channels}
+            assert channel.part_of is None or channel.part_of in names
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,11 +89,14 @@ def test_garbage_is_never_a_value(tmp_path: Path, garbage: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_closed_files_are_found_and_the_fix_names_them(tmp_path: Path, name: str, close: object) -> None:
+def test_closed_files_are_found_and_the_fix_names_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = lay(tmp_path, name)
     there = {finding.name for finding, source in find(root, pid=PID, reads=0) if source is not None}
-    assert callable(close)
-    close(*(path for path in root.rglob("*") if path.is_file() and path.name not in ("name", "type", "cgroup")))
+    closer(monkeypatch)(
+        *(path for path in root.rglob("*") if path.is_file() and path.name not in ("name", "type", "cgroup"))
+    )
     for finding, source in find(root, pid=PID, reads=0):
         if finding.name in there - {"raspberry throttling"}:
             assert (finding.found, finding.readable, source) == (True, False, None), finding.name
@@ -105,6 +112,31 @@ def test_an_empty_machine_has_nothing_and_says_so(tmp_path: Path) -> None:
         assert (finding.found, finding.readable, finding.read_s, finding.channels) == (False, False, None, ())
         assert finding.gives
         assert finding.resolution
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_source_can_be_sent_to_another_process(tmp_path: Path, name: str) -> None:
+    for source in sources(lay(tmp_path, name)):
+        before = source.read()
+        source.close()
+        there = pickle.loads(pickle.dumps(source))
+        there.open()
+        assert there.read() == before
+        there.close()
+
+
+def test_sensors_need_neither_pytorch_nor_numpy() -> None:
+    """As the sampler's own process loads them: without what edgetrain/__init__.py loads."""
+    code = """
+import sys, types
+package = types.ModuleType("edgetrain")
+package.__path__ = [sys.argv[1]]
+sys.modules["edgetrain"] = package
+import edgetrain.measure.sensors, edgetrain.measure.sensors.modelled_power
+print(sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+    words = [sys.executable, "-c", code, str(Path(edgetrain.__file__).parent)]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -142,6 +174,14 @@ def test_outermost_adds_nothing_twice(tmp_path: Path) -> None:
     names = [c.name for c in outermost(channels, "J")]
     parts = ("package_0", "package_0_dram", "package_1", "package_1_dram")
     assert names == [f"rapl_{part}_energy_j" for part in parts]
+
+
+def test_a_battery_holds_the_chips_of_its_machine(tmp_path: Path) -> None:
+    channels = [c for source in sources(lay(tmp_path / "a", "laptop")) for c in source.channels]
+    assert "hwmon_amdgpu_slowPPT_power_w" in {c.name for c in channels}
+    assert [c.name for c in outermost(channels, "W")] == ["supply_power_w"]
+    finding = {f.name: f for f, _ in find(tmp_path / "a", pid=PID, reads=0)}["hwmon"]
+    assert {c.part_of for c in finding.channels if c.unit == "W"} == {"supply_power_w"}
 
 
 def test_a_counter_that_goes_round_and_one_that_starts_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,25 @@ def test_a_card_that_is_lost_is_none_and_comes_back(tmp_path: Path) -> None:
     assert set(gpu.read()) == {None}
     library.lost = False
     assert None not in gpu.read()
+
+
+LIBRARY = Nvml()
+
+
+def library() -> Nvml:
+    return LIBRARY
+
+
+def test_it_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    _, gpu = nvidia.find(tmp_path, library)
+    assert gpu is not None
+    gpu.close()
+    there = pickle.loads(pickle.dumps(gpu))
+    there.open()
+    assert there.read() == gpu.read()
+    there.close()
+    gpu.close()
+    assert LIBRARY.open == 0
 
 
 def test_what_a_card_does_not_support_is_left_out(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trees import PID, lay, source, values, write
+from trees import PID, closer, lay, source, values, write
 
 from edgetrain.measure.sensors import Finding, find, gives_power
 
@@ -42,9 +42,9 @@ def test_rapl_knows_what_is_inside_what(tmp_path: Path) -> None:
     assert all(channel.counter and channel.unit == "J" for channel in channels.values())
 
 
-def test_rapl_that_only_root_may_read_says_the_command(tmp_path: Path, close: object) -> None:
+def test_rapl_that_only_root_may_read_says_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = lay(tmp_path, "laptop")
-    assert callable(close)
+    close = closer(monkeypatch)
     domains = [root / f"sys/class/powercap/intel-rapl:{n}/energy_uj" for n in ("0", "0:0", "0:1", "1")]
     close(*domains)
     found = finding(root, "rapl")
@@ -52,9 +52,9 @@ def test_rapl_that_only_root_may_read_says_the_command(tmp_path: Path, close: ob
     assert found.fix == "sudo chmod a+r " + " ".join(map(str, domains))
 
 
-def test_rapl_of_which_a_part_is_closed_gives_the_rest(tmp_path: Path, close: object) -> None:
+def test_rapl_of_which_a_part_is_closed_gives_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = lay(tmp_path, "laptop")
-    assert callable(close)
+    close = closer(monkeypatch)
     psys = root / "sys/class/powercap/intel-rapl:1/energy_uj"
     close(psys)
     found = finding(root, "rapl")
@@ -194,6 +194,7 @@ def test_a_phone_takes_from_the_plug_and_from_the_battery(tmp_path: Path) -> Non
     assert found["usb_power_w"] == pytest.approx(0.483670 * 4.849566)
     assert found["supply_power_w"] == pytest.approx(0.240722 * 4.315174 + 0.483670 * 4.849566)
     assert found["battery_temperature_c"] == pytest.approx(31.2)
+    assert not any(name.startswith(("bms", "main")) for name in found)  # the same battery, under other names
     assert {c.part_of for c in supply.channels if c.unit == "W"} == {None, "supply_power_w"}
 
 

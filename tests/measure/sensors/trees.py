@@ -8,10 +8,16 @@ cpu  123450 …
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import builtins
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from edgetrain.measure.sensors import Source, find
+from edgetrain.measure.sensors import source as reading
 
 FOLDER = Path(__file__).with_name("trees")
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.tree")))
@@ -67,3 +73,25 @@ def values(found: Source) -> dict[str, float | None]:
     read = found.read()
     assert len(read) == len(found.channels)
     return dict(zip((channel.name for channel in found.channels), read, strict=True))
+
+
+def closer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function of paths: from its call on, opening these is refused, also to root."""
+    refused: set[str] = set()
+    real = os.open
+
+    def check(path: Any) -> None:
+        if str(path) in refused:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def by_name(path: Any, *args: Any, **options: Any) -> Any:
+        check(path)
+        return builtins.open(path, *args, **options)
+
+    def by_handle(path: Any, *args: Any, **options: Any) -> int:
+        check(path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(reading, "open", by_name, raising=False)
+    monkeypatch.setattr(os, "open", by_handle)
+    return lambda *paths: refused.update(str(path) for path in paths)
