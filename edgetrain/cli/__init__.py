@@ -14,8 +14,10 @@ from typing import Annotated
 import typer
 
 from edgetrain import __version__
+from edgetrain.cli.calibrate import calibrate
 from edgetrain.cli.demo import demo
 from edgetrain.cli.devices import devices
+from edgetrain.cli.doctor import doctor
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.output import notes, stopped
@@ -45,7 +47,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for command in (train, plan, graph, models, devices, report, demo):
+for command in (train, plan, graph, models, devices, doctor, calibrate, report, demo):
     app.command()(_interruptible(command))
 
 
