@@ -68,10 +68,11 @@ def run(folder: Path, clock: OwnClock, *sources: Source | Paced) -> Summary:
 
 def test_one_tick_a_slot_at_a_random_place_without_drift(tmp_path: Path) -> None:
     summary = run(tmp_path, OwnClock(20 * S), Fake())
-    assert summary.ticks_due == summary.ticks_delivered == pytest.approx(2000, abs=1)
+    assert summary.ticks_due == summary.ticks_delivered == pytest.approx(2000, abs=10)
     assert (summary.lateness_max_s, summary.lateness_p95_s, summary.ended) == (0.0, 0.0, "asked")
     assert summary.keeps_up
-    times = read_samples(tmp_path).series[0].before_ns - S
+    samples = read_samples(tmp_path)
+    times = samples.series[0].before_ns - samples.started_ns
     assert (times // PERIOD == np.arange(len(times))).all()
     place = times % PERIOD
     assert 0 <= place.min() < 0.2 * MS
@@ -86,10 +87,11 @@ def test_missed_ticks_are_counted_and_not_caught_up(tmp_path: Path) -> None:
 
     stalls: list[int] = []
     summary = run(tmp_path, OwnClock(10 * S, stall), Fake())
-    times = read_samples(tmp_path).series[0].before_ns
+    samples = read_samples(tmp_path)
+    times = samples.series[0].before_ns - samples.started_ns
     assert summary.ticks_due is not None
     assert summary.ticks_delivered == len(times) == summary.ticks_due - 25
-    assert np.sort(np.diff(times))[0] >= PERIOD / 2 - 1  # no burst
+    assert (np.diff(times // PERIOD) >= 1).all()  # one a slot: no burst
     assert summary.lateness_max_s == pytest.approx(0.255)
     assert not summary.keeps_up
     assert "could not keep up" in summary.notes[0]
