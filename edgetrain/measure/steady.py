@@ -10,13 +10,14 @@
 In:  seconds of steps. Out: `Steady`, with the first steady step, or None: "not reached".
 
 How: the run is cut into pieces that have one level each, at the places where that explains it best; a cut must pay for
-itself. What a piece costs is the sum of distances from its median, so that outliers count little. The steady part is the
-last piece, with those before it that have the same level to within `tolerance`; it must be long enough and not drift.
+itself. What a piece costs is the sum of distances from its median, so that outliers count little. The steady part is
+the last piece, with those before it that have the same level to within `tolerance`; it must be long and must not drift.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ TOLERANCE = 0.02
 LEAST_STEPS = 10
 _LEAST_PART = 0.2  # of the run: a run that has just settled at its end may be settling still
 _SHORTEST = 5  # steps of a piece, but for the first: the first step alone may be the slow one
-_PRICE = 2.2  # of a cut, in standard deviations × log(steps): one of 30 runs without a change is cut
+_PRICE = 1.8  # of a cut, in standard deviations × log(steps): of runs without a change, one in 25 is cut
 _MOST_POINTS = 300  # a longer run is looked at in medians of neighbours
 _LEAST_NOISE = 1e-4
 _DRIFTS = 3.0  # standard deviations of Kendall's count of rising pairs
@@ -48,7 +49,6 @@ class Steady:
 
 def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_steps: int = LEAST_STEPS) -> Steady:
     """tolerance: levels that differ by less than this part are the same. least_steps: of the steady part."""
-    times_s = [float(time) for time in times_s]
     found = changes(times_s)
     levels = [statistics.median(times_s[a:b]) for a, b in zip((0, *found), (*found, len(times_s)), strict=True)]
     first = len(times_s)
@@ -81,7 +81,7 @@ def warm_up(
 
 def changes(times_s: Sequence[float]) -> tuple[int, ...]:
     """The first step of each new level."""
-    if not times_s or not all(math.isfinite(time) and time > 0 for time in times_s):
+    if not len(times_s) or not all(math.isfinite(time) and time > 0 for time in times_s):
         raise UserError("Times of steps are above 0.", received=f"{len(times_s)} times, {list(times_s)[:5]}")
     width = -(-len(times_s) // _MOST_POINTS)
     points = [math.log(statistics.median(times_s[place : place + width])) for place in range(0, len(times_s), width)]
@@ -129,7 +129,7 @@ def _costs(points: Sequence[float]) -> list[float]:
 
 def _noise(points: Sequence[float]) -> float:
     """Standard deviation of one point, from the differences of neighbours, which changes of level hardly touch."""
-    steps = [abs(b - a) for a, b in zip(points, points[1:], strict=False)]
+    steps = [abs(b - a) for a, b in itertools.pairwise(points)]
     return max(statistics.median(steps) / (0.6745 * math.sqrt(2)) if steps else 0.0, _LEAST_NOISE)
 
 
@@ -138,7 +138,7 @@ def _drifts(times_s: Sequence[float], tolerance: float) -> bool:
     width = -(-len(times_s) // _MOST_POINTS)
     times = [statistics.median(times_s[place : place + width]) for place in range(0, len(times_s), width)]
     n = len(times)
-    rising = sum((b > a) - (b < a) for place, a in enumerate(times) for b in times[place + 1 :])
+    rising = sum(int(b > a) - int(b < a) for place, a in enumerate(times) for b in times[place + 1 :])
     deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     third = max(n // 3, 1)
     moved = abs(math.log(statistics.median(times[-third:]) / statistics.median(times[:third])))
