@@ -34,7 +34,7 @@ USUAL = (
     "step_time_s", "inference_time_s", "cpu_s_per_step", "peak_bytes", "process_peak_bytes", "energy_per_step_j",
     "net_energy_per_step_j", "instructions",
 )  # fmt: skip
-MORE_IS_BETTER = ("samples_per_s", "flops_per_s", "accuracy", "utilisation", "steps_alike", "samples_delivered")
+MORE_IS_BETTER = ("samples_per_s", "flops_per_s", "accuracy", "utilisation", "samples_delivered")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.measure import metrics
+from edgetrain.measure import likeness, metrics
 from edgetrain.measure.attribute import Ops, Windows, attribute, counted, gauged
 from edgetrain.measure.attributed import Attributed, groups, op_names, save_attributed
 from edgetrain.measure.intervals import Interval, median_interval
@@ -332,11 +332,28 @@ def _trust(measured: Measured) -> Summary:
         name = f"overhead_{way}"
         found[name] = Value(None, "1", _NOT_HAD) if overhead is None else _interval(overhead, "1", "measured")
     found["noise"] = Value(str(metrics.quiet(measured.samples, measured.measured)), "", "derived")
+    found |= _likeness(measured)
     summary = measured.sampler
     if summary.ticks_due:
         found["samples_delivered"] = Value((summary.ticks_delivered or 0) / summary.ticks_due, "1", "measured")
     for number, note in enumerate(summary.notes):
         found[f"note_{number + 1}"] = Value(note, "", "measured")
+    return found
+
+
+def _likeness(measured: Measured) -> Summary:
+    """How much one step is like the next: in its time, and in the course of its CPU use and of its power."""
+    timeline = measured.timeline
+    times = likeness.of_times(timeline.step_s.tolist())
+    found = {"steps_differ": _maybe(None if times is None else times.difference, "1", "derived")}
+    begins, ends = timeline.step_ns[:, 0], timeline.step_ns[:, 1]
+    for name, told in (
+        ("cpu_course_alike", _counter_windows(measured, "process_time_s")),
+        ("power_course_alike", _energy_windows(measured)),
+    ):
+        alike = None if told is None else likeness.of_windows(told[1], begins, ends)
+        origin: Origin = "modelled" if told is not None and told[0].kind == "modelled" else "derived"
+        found[name] = _maybe(None if alike is None else alike.correlation, "1", origin)
     return found
 
 

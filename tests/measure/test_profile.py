@@ -1,4 +1,4 @@
-"""A profile as a whole: a known meter is read right, every op is there, what is missing is missing, bad days are told."""
+"""A profile as a whole: a known meter is read right, every op is there, what is missing is missing."""
 
 from __future__ import annotations
 
