@@ -67,7 +67,25 @@ def find(
     ]
     if phones:
         found.append(android.find())
-    return [timed(*each, reads=reads) for each in found]
+    return [timed(*each, reads=reads) for each in _nested(found)]
+
+
+def _nested(found: list[Found]) -> list[Found]:
+    """Where a battery tells what the whole machine takes, the watts of its chips are in there already."""
+    if not any(channel.name == power_supply.TOTAL for finding, _ in found for channel in finding.channels):
+        return found
+    nested = []
+    for finding, source in found:
+        if source is not None and finding.name in (hwmon.NAME, nvidia.NAME):
+            source.channels = tuple(_inside(channel) for channel in source.channels)
+            finding = replace(finding, channels=source.channels)
+        nested.append((finding, source))
+    return nested
+
+
+def _inside(channel: Channel) -> Channel:
+    outer = channel.unit == "W" and channel.part_of is None
+    return replace(channel, part_of=power_supply.TOTAL) if outer else channel
 
 
 def timed(finding: Finding, source: Source | None, *, reads: int) -> Found:

@@ -18,6 +18,8 @@ def folders(root: Path, controller: str, pid: int | None = None) -> list[tuple[P
         if version == 1 and controller not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / (controller if version == 1 else "")
+        if version == 1 and not top.is_dir():  # mounted together, as cpu,cpuacct, and no link leads there
+            top = top.with_name(controllers)
         if version == 2 and (root / "sys/fs/cgroup/unified").is_dir():
             top = root / "sys/fs/cgroup/unified"
         parts = [part for part in path.split("/") if part not in ("", "..")]

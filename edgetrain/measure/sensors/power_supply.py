@@ -13,7 +13,8 @@ Power out of a battery is positive here, into it negative. Drivers do not agree 
 rule is negative for discharging; ACPI batteries show no sign; some phones do the opposite. The status decides which it
 is, the first time it says Discharging. Nor do all agree on µA: no machine that runs this program lives on less than
 10 mA, so that a smaller number while it is Discharging is in mA. A plug whose power nobody measures (a laptop's mains)
-leaves the sum unknown, which is None and not the battery's part of it.
+leaves the sum unknown, which is None and not the battery's part of it. Phones show one battery and one plug under more
+names (bms, main, pc_port): what is neither battery nor plug is left out, and a measured plug speaks for the others.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ GIVES = "power out of the battery and in by the plug"
 RESOLUTION = "by gauge: 0.2 to 1 s and some mA"
 TOTAL = "supply_power_w"
 _LEAST_UA = 10_000
+_BATTERIES = ("Battery", "UPS")
 
 
 @dataclass
@@ -134,26 +136,25 @@ class PowerSupply(Files):
         self._supplies = supplies
 
     def read(self) -> tuple[float | None, ...]:
-        values: list[float | None] = []
-        parts: list[float | None] = []
-        for supply in self._supplies:
-            told = supply.read()
-            values += told
-            if supply.measured:
-                parts.append(told[0])
-            elif not supply.battery and (supply.online is None or supply.online.number() != 0):
-                parts.append(None)
-        return (*values, _sum(parts)) if len(values) < len(self.channels) else tuple(values)
+        told = [supply.read() for supply in self._supplies]
+        values = [value for each in told for value in each]
+        if len(values) == len(self.channels):
+            return tuple(values)
+        parts = [each[0] for supply, each in zip(self._supplies, told, strict=True) if supply.measured]
+        known = [part for part in parts if part is not None]
+        return *values, sum(known) if len(known) == len(parts) and not self._hidden() else None
 
-
-def _sum(parts: list[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if known and len(known) == len(parts) else None
+    def _hidden(self) -> bool:
+        """Something flows in that nobody measures."""
+        plugs = [supply for supply in self._supplies if not supply.battery]
+        if any(plug.measured for plug in plugs):
+            return False
+        return any(plug.online is None or plug.online.number() != 0 for plug in plugs)
 
 
 def find(root: Path) -> Found:
     every = sorted(path for path in (root / "sys/class/power_supply").glob("*") if path.is_dir())
-    folders = [folder for folder in every if text(folder / "scope") != "Device"]  # that is a mouse's battery
+    folders = [folder for folder in every if _counts(folder)]
     wanted = [path for folder in folders for path in _amounts(folder)]
     bad = not_readable(NAME, GIVES, RESOLUTION, wanted)
     if bad is not None:
@@ -165,6 +166,14 @@ def find(root: Path) -> Found:
     measured = ", ".join(supply.name for supply in supplies if supply.measured)
     gives = f"power of {measured}, and of the machine" if measured else "no power; what else the battery tells"
     return readable(PowerSupply(supplies), gives, RESOLUTION, let_read(*closed) if closed else None)
+
+
+def _counts(folder: Path) -> bool:
+    """A battery or a plug of this machine. The type of a phone's plug may be Unknown while nothing is in it."""
+    if text(folder / "scope") == "Device":  # a mouse's battery
+        return False
+    kind = text(folder / "type") or ""
+    return kind in _BATTERIES or kind.startswith(("USB", "Mains", "Wireless")) or folder.name in ("usb", "ac", "AC")
 
 
 def _amounts(folder: Path) -> list[Path]:
@@ -182,7 +191,7 @@ def _supply(folder: Path) -> _Supply:
         power = None
     return _Supply(
         name=plain(folder.name),
-        battery=text(folder / "type") in ("Battery", "UPS"),
+        battery=text(folder / "type") in _BATTERIES,
         status=file("status"),
         online=file("online"),
         power=power,

@@ -38,7 +38,7 @@ def test_a_channel_has_a_value_a_unit_and_one_name(tmp_path: Path, name: str) ->
         for channel, value in zip(source.channels, source.read(), strict=True):
             assert channel.kind in ("measured", "derived")
             assert value is None or math.isfinite(value)
-            assert channel.part_of is None or channel.part_of in {other.name for other in source.channels}
+            assert channel.part_of is None or channel.part_of in names
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,6 +174,14 @@ def test_outermost_adds_nothing_twice(tmp_path: Path) -> None:
     names = [c.name for c in outermost(channels, "J")]
     parts = ("package_0", "package_0_dram", "package_1", "package_1_dram")
     assert names == [f"rapl_{part}_energy_j" for part in parts]
+
+
+def test_a_battery_holds_the_chips_of_its_machine(tmp_path: Path) -> None:
+    channels = [c for source in sources(lay(tmp_path / "a", "laptop")) for c in source.channels]
+    assert "hwmon_amdgpu_slowPPT_power_w" in {c.name for c in channels}
+    assert [c.name for c in outermost(channels, "W")] == ["supply_power_w"]
+    finding = {f.name: f for f, _ in find(tmp_path / "a", pid=PID, reads=0)}["hwmon"]
+    assert {c.part_of for c in finding.channels if c.unit == "W"} == {"supply_power_w"}
 
 
 def test_a_counter_that_goes_round_and_one_that_starts_again() -> None:

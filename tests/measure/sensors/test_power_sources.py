@@ -194,6 +194,7 @@ def test_a_phone_takes_from_the_plug_and_from_the_battery(tmp_path: Path) -> Non
     assert found["usb_power_w"] == pytest.approx(0.483670 * 4.849566)
     assert found["supply_power_w"] == pytest.approx(0.240722 * 4.315174 + 0.483670 * 4.849566)
     assert found["battery_temperature_c"] == pytest.approx(31.2)
+    assert not any(name.startswith(("bms", "main")) for name in found)  # the same battery, under other names
     assert {c.part_of for c in supply.channels if c.unit == "W"} == {None, "supply_power_w"}
 
 
