@@ -83,6 +83,7 @@ def build(
     start: int = 0,
     resumable: bool = False,
     watched: bool = False,
+    rooms: dict[str, torch.Tensor] | None = None,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
@@ -90,11 +91,14 @@ def build(
     after. outputs: what to return, where it is not the loss alone.
     start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
     watched: call `watch(place in the schedule)` before each op.
+    rooms: what the checks of one program work in, for the next one: a program for the rest of a step is built in the
+    middle of it, where every byte is spoken for.
     """
     validate(graph, plan)
     writer = _Writer(
-        graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched
-    )
+        graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched,
+        rooms={} if rooms is None else rooms,
+    )  # fmt: skip
     lines = list(writer.lines(outputs, start))
     source = "\n".join(lines) + "\n"
     code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
@@ -129,8 +133,9 @@ class _Writer:
         rehearse: bool,
         resumable: bool,
         watched: bool,
+        rooms: dict[str, torch.Tensor],
     ) -> None:
-        self.watched = watched
+        self.watched, self.rooms = watched, rooms
         self.graph, self.plan = graph, plan
         self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
         self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
@@ -268,8 +273,9 @@ class _Writer:
         tensor = self.graph.tensors[t]
         dtype: torch.dtype = getattr(torch, tensor.dtype)
         name = f"room_{tensor.dtype}"
-        if name not in self.table:
-            self.table[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
+        if name not in self.rooms:
+            self.rooms[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
+        self.table[name] = self.rooms[name]
         return name
 
     def _assign(self, op: Op) -> str:
