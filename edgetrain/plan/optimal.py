@@ -10,7 +10,8 @@ The program and its class of schedules are those of `program.py`. It is solved b
 2. where that did not come near the bound: windows. All stays as it is but for a few stages, which are solved again,
    those first where most is recomputed.
 
-Tight budgets need longer chains: where none of the class fits, `depth` is doubled.
+Tight budgets need longer chains: where none of the class fits, `depth` is doubled. Graphs of up to `SMALL` ops have the
+whole class of POET's program instead (`wide`); where transfers run beside the ops, the search begins from its best.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ until its point, if nothing but the step's own ops ran meanwhile; so what is on 
     least      Σ R·time + Σ W + the transfers that all wait for; or the energy of the recomputes, the transfers and of
                idling all the while
 
+Where the program is `wide` (`program.py`) all wait for every transfer: then a storage may as well be written as soon as
+it is made, whether it is kept for a while or not, gradients too, and be read back for any op.
+
 The channel has a row for each pair of instants out of a few (`INSTANTS`), so a solution may wait a little longer than
 it says; the schedule is played through to know (`timing.py`), and the bound stays one.
 """

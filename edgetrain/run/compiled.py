@@ -39,7 +39,6 @@ from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
 
-
 A_TRANSFER = "a transfer failed"
 
 

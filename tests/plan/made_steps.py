@@ -60,9 +60,8 @@ class _Building:
     def update(self, weight: int, gradient: int, index: int) -> None:
         self.gradients[weight] = gradient
         place = (("group", 0), ("index", index))
-        self.ops.append(
-            Op(f"update{index}", "edgetrain.sgd.update", (Ref(weight), Ref(gradient)), place, (), "update", writes=(weight,))
-        )  # fmt: skip
+        args = (Ref(weight), Ref(gradient))
+        self.ops.append(Op(f"update{index}", "edgetrain.sgd.update", args, place, (), "update", writes=(weight,)))
 
 
 def made_graph(draw: Random, n_forward: int, shape: Shape, *, weights: bool, scale_bytes: int = 1000) -> Graph:
@@ -98,9 +97,7 @@ def _read_all(build: _Building, made: list[int], read: list[list[int]]) -> None:
     made.append(build.op("forward", [made[j] for j in sorted(left)], 4))
 
 
-def _backward(
-    build: _Building, batch: int, made: list[int], read: list[list[int]], weight: dict[int, int]
-) -> None:
+def _backward(build: _Building, batch: int, made: list[int], read: list[list[int]], weight: dict[int, int]) -> None:
     draw, gradient, updates = build.draw, dict[int, int](), list[tuple[int, int]]()
     for i in reversed(range(len(made))):
         come = [gradient[j] for j in range(len(made)) if i in read[j]]
@@ -112,7 +109,7 @@ def _backward(
         if read[i]:
             uses_weight = [weight[i]] if i in weight else []
             gradient[i] = build.op("backward", [*(come or [made[i]]), *saved, *uses_weight], build.size())
-    for index, (t, made_gradient) in enumerate(updates):
+    for t, made_gradient in updates:
         build.update(t, made_gradient, int(build.sources[t].path.rpartition(".")[2]))
 
 
@@ -123,8 +120,14 @@ def made_costs(draw: Random, graph: Graph, *, scale_s: float = 1e-3, energy: boo
         return Run(scale_s * draw.randint(1, 9), (), scale_s * draw.randint(1, 9))
 
     typical = sum(s.n_bytes for s in graph.storages) / len(graph.storages)
-    rates = [typical / (scale_s * draw.uniform(0.3, 6)) for _ in range(2)]
-    store = Store(*rates, scale_s * draw.choice((0, 0.1)), scale_s * draw.choice((0, 0.5)), draw.uniform(0.2, 1.5))
+    in_s, out_s = (scale_s * draw.uniform(0.3, 6) for _ in range(2))
+    store = Store(
+        typical / in_s,
+        typical / out_s,
+        scale_s * draw.choice((0, 0.1)),
+        scale_s * draw.choice((0, 0.5)),
+        draw.uniform(0.2, 1.5),
+    )
     return Costs(graph.key, "modelled", tuple(OpCost({"first": run()}) for _ in graph.ops), {}, store, 0.0)
 
 

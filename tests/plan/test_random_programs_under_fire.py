@@ -1,14 +1,14 @@
 """Random programs trained for real while everything moves: a store of any speed, a budget that falls and rises between
-steps and in the middle of them, and a disk that fails. Plans are legal, numbers are bitwise those of keeping all, and no
-step takes more than the budget that was there when it began.
+steps and in the middle of them, and a disk that fails. Plans are legal, numbers are bitwise those of keeping all, and
+no step takes more than the budget that was there when it began.
 
     budget   ──┐  ┌────┐      ┌───        asked before every op
                └──┘    └──────┘
     store      ├─ out ─┤  ├─ in ─✗        one transfer goes wrong
     steps    │ 0 │ 1 │ 2 │ 3 │            each with the loss, and at the end the state, of keeping all
 
-What ops ask of the allocator is measured, so that bytes are real; their times and the store are made up. Most plans page
-at random (`paged.py`), some are those of the planners. `EDGETRAIN_EXAMPLES` asks for more.
+What ops ask of the allocator is measured, so that bytes are real; their times and the store are made up. Most plans
+page at random (`paged.py`), some are those of the planners. `EDGETRAIN_EXAMPLES` asks for more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ pytestmark = [
     pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
     pytest.mark.usefixtures("one_cache"),
 ]
-EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 4
+EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 8
 PLENTY = 10**12
 STEPS = 4
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"check_finite": True}, {"clip_norm": 1.0})
@@ -62,7 +62,7 @@ class Deep(Program):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values = [self.first(x)]
-        total = values[0]
+        total: torch.Tensor = values[0]
         for number, step in enumerate(self.code):
             values.append(self.execute(str(number), step, values[step.a % len(values)], values[step.b % len(values)]))
             total = torch.tanh(total + values[-1]) * 1.5
@@ -116,7 +116,9 @@ class Fire:
         def cost(op: OpCost) -> OpCost:
             return OpCost({way: Run(10 ** times.uniform(-6, -3), run.events) for way, run in op.ways.items()})
 
-        ops = tuple(OpCost({"first": Run(0.0)}) if op.view else cost(c) for op, c in zip(graph.ops, real.ops, strict=True))
+        ops = tuple(
+            OpCost({"first": Run(0.0)}) if op.view else cost(c) for op, c in zip(graph.ops, real.ops, strict=True)
+        )
         return replace(real, ops=ops, store=None if page_to is None else self.store)
 
     def plan(self, graph: Graph, costs: Costs, budget: et.Budget, **how: Any) -> Plan:
@@ -185,7 +187,8 @@ def called(
             assert trace is not None
             trace.plenty()
         except UserError as error:  # a gradient that did not come back
-            assert "the step was taken back" in str(error)
+            if "the step was taken back" not in str(error):
+                raise
         assert differing(ours.snapshot(), before) == []
 
 
