@@ -50,7 +50,7 @@ pytestmark = [
     pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
     pytest.mark.usefixtures("one_cache"),
 ]
-EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 8
+EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 12
 PLENTY = 10**12
 STEPS = 4
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"check_finite": True}, {"clip_norm": 1.0})
