@@ -195,7 +195,7 @@ def called(
 def require_account(step: Step, budget_bytes: int) -> None:
     """The plan keeps the budget with which the step began, and so does the step, but for what a fault is said to
     take."""
-    used = step._used
+    used = step.used
     assert isinstance(used, CompiledStep)
     assert used.arena is not None
     assert used.plan.peak_bytes <= budget_bytes
