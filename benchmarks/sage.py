@@ -32,9 +32,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +44,13 @@ from contenders import EDGETRAIN, RESULTS, Built, Case, about, build, prepare, r
 
 import edgetrain as et
 from edgetrain import zoo
-from edgetrain.graph.mean_loss import inexact
+from edgetrain.graph.mean_loss import batch_norms, inexact
 from edgetrain.plan.chen import chen
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import MicroPlan, TooSmall, within
-from edgetrain.plan.planning import least_bytes, smallest_by
+from edgetrain.plan.micro_batches import MicroPlan, TooSmall, counts, exactness, kept_bytes, together, within
+from edgetrain.plan.plan import Updates
+from edgetrain.plan.planning import SMALLEST_STEP, least_bytes, smallest_by
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.sage import sage
 from edgetrain.run.micro_batches import MicroBatches, MicroStep
@@ -57,7 +58,7 @@ from edgetrain.run.micro_batches import MicroBatches, MicroStep
 DEVICE = "samsung_s10"
 BATCHES = (8, 32, 128)
 BATCH = 32  # of the budgets
-FRACTIONS = (0.5, 0.25, 0.15, 0.1, 0.05)
+FRACTIONS = (0.5, 0.25, 0.1, 0.05)
 # What SAGE was evaluated with; beside each the width and the size of images, or the length of text, for --small.
 CASES = {
     Case("resnet50", BATCH, "sgd"): (0.125, 64),
@@ -83,7 +84,7 @@ def cases(*, small: bool) -> list[Case]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A step that is captured, and what cuts it into micro-batches. `inexact`: why their numbers are others."""
+    """A step that is captured, and what cuts it into micro-batches."""
 
     case: Case
     built: Built
@@ -91,48 +92,40 @@ class Subject:
     parts: MicroBatches
     device: str
 
-    @property
+    @cached_property
     def task(self) -> Problem:
         return task_of(self.step.graph, None, self.device)
-
-    @property
-    def inexact(self) -> tuple[str, ...]:
-        return inexact(self.step.graph) or ("batch norm in training mode",)
 
     def whole(self, make: Maker) -> et.Plan:
         return make(self.task)
 
     def cut(self, make: Callable[[Problem, int], et.Plan], count: int) -> MicroPlan:
-        """Each micro-batch planned alone; `make` is told the bytes that are held beside its graph."""
+        """Each micro-batch planned alone; `make` is told the bytes that are held beside its graph. As `et.prepare` does
+        it, but that the losses of the zoo are means is known."""
+        graphs, captured, exact = self.parts.graphs(self.built.batch, count)
+        kept = kept_bytes(next(iter(graphs.accumulating.values())))
+        others = (*inexact(captured.graph), *batch_norms(captured.graph))
 
-        def plan_one(graph: et.Graph, exact: Any, updates: Any, beside: int) -> tuple[et.Plan, et.Costs | None]:
-            task = task_of(graph, updates, self.device)
-            return replace(make(task, beside), exact=exact), task.costs
+        def plan_one(graph: et.Graph, updates: Updates | None) -> et.Plan:
+            return replace(make(task_of(graph, updates, self.device), kept), exact=exactness(exact, others))
 
-        parts = replace(self.parts, work=replace(self.parts.work, plan=plan_one))
-        return parts.planned(self.built.batch, count).plan
+        accumulating = {size: plan_one(graph, "early") for size, graph in graphs.accumulating.items()}
+        return together(graphs.sizes, accumulating, plan_one(graphs.ending, None), kept_bytes=kept)
 
 
 @cache
 def subject(case: Case, device: str) -> Subject:
     say(f"{case.model}, batch {case.batch}: capture")
-    net, parts = shared(replace(case, batch=2))
-    built = replace(net, batch=build(case).batch)
-    return Subject(case, built, prepare(built, EDGETRAIN), parts, device)
-
-
-@cache
-def shared(case: Case) -> tuple[Built, MicroBatches]:
-    """The net, and what cuts batches of any size for it: that its loss is a mean is then tested once."""
+    built = build(case)
+    step = prepare(built, EDGETRAIN)
 
     def nothing(*_: Any) -> Any:
         raise RuntimeError("a planner is given with each question")
 
-    net = build(case)
-    return net, prepare(net, EDGETRAIN).in_micro_batches(nothing, nothing, allow_inexact=True)
+    return Subject(case, built, step, step.in_micro_batches(nothing, nothing, allow_inexact=True), device)
 
 
-def task_of(graph: et.Graph, updates: Any, device: str) -> Problem:
+def task_of(graph: et.Graph, updates: Updates | None, device: str) -> Problem:
     return problem(graph, et.model_costs(graph, device), updates or keep_all(graph).updates)
 
 
@@ -141,7 +134,7 @@ def task_of(graph: et.Graph, updates: Any, device: str) -> Problem:
 
 def by_segments(task: Problem) -> et.Plan:
     """The least memory over all numbers of segments."""
-    return min((task.plan(order, planner="chen") for order in segmented(task)), key=lambda plan: plan.peak_bytes)
+    return task.plan(min(segmented(task), key=task.peak_bytes), planner="chen")
 
 
 def segmented(task: Problem) -> list[tuple[int, ...]]:
@@ -165,31 +158,33 @@ def as_frameworks(task: Problem) -> et.Plan:
 
 def smallest(case: Case, batches: Sequence[int], device: str) -> dict[str, Any]:
     rows = [row for batch in batches for row in _smallest(subject(replace(case, batch=batch), device))]
-    return {"device": device, "rows": rows, "inexact": len(subject(case, device).inexact)}
+    return {"device": device, "rows": rows}
 
 
 def _smallest(of: Subject) -> list[Row]:
-    each = of.case.batch
+    each, made = of.case.batch, dict[str, et.Plan]()
+
+    def in_parts(make: Maker, whole: et.Plan, numbers: Collection[int]) -> et.Plan:
+        """In the number of micro-batches of the least memory; of those that are as good the one of least time."""
+        found = [whole, *(of.cut(lambda task, _: make(task), number) for number in numbers if number > 1)]
+        least = min(plan.peak_bytes for plan in found)
+        fitting = [plan for plan in found if plan.peak_bytes <= least * (1 + SMALLEST_STEP)]
+        return min(fitting, key=lambda plan: plan.time_s or 0.0)
+
     ways: dict[str, Callable[[], et.Plan]] = {
         "as frameworks": lambda: of.whole(as_frameworks),
         "neither": lambda: of.whole(kept),
         "segments": lambda: of.whole(by_segments),
         "eviction": lambda: of.whole(by("sage")),
-        "accumulation": lambda: of.cut(lambda task, _: kept(task), each),
-        "SAGE": lambda: min(
-            (of.whole(by("sage")), of.cut(lambda task, _: by("sage")(task), each)), key=lambda plan: plan.peak_bytes
-        ),
+        "accumulation": lambda: in_parts(kept, made["neither"], counts(each)),
+        "SAGE": lambda: in_parts(by("sage"), made["eviction"], counts(each)),
         "fast": lambda: of.whole(by("fast")),
-        "fast in parts": lambda: min(
-            (of.whole(by("fast")), of.cut(lambda task, _: by("fast")(task), each)), key=lambda plan: plan.peak_bytes
-        ),
+        "fast in parts": lambda: in_parts(by("fast"), made["fast"], {number_in(made["SAGE"]), each}),
     }
-    neither = of.whole(kept)
-    rows = []
     for name, make in ways.items():
         say(f"{of.case.model}, batch {each}: least memory, {name}")
-        rows.append({"batch": each, "way": name, **_told(make(), neither)})
-    return rows
+        made[name] = make()
+    return [{"batch": each, "way": name, **_told(plan, made["neither"])} for name, plan in made.items()]
 
 
 def _told(plan: et.Plan, neither: et.Plan) -> Row:
@@ -199,11 +194,15 @@ def _told(plan: et.Plan, neither: et.Plan) -> Row:
     return {
         "bytes": plan.peak_bytes,
         "above_bytes": plan.peak_bytes - neither.persistent_bytes,
-        "micro_batches": plan.micro_batches if isinstance(plan, MicroPlan) else 1,
+        "micro_batches": number_in(plan),
         "time": plan.time_s / neither.time_s,
         "time_s": plan.time_s,
         "exact": plan.exact,
     }
+
+
+def number_in(plan: et.Plan) -> int:
+    return plan.micro_batches if isinstance(plan, MicroPlan) else 1
 
 
 # ---- one batch in less and less memory
@@ -269,11 +268,11 @@ def _within(task: Problem, budget: int, planner: str, search_s: float) -> et.Pla
 
 
 def _segments_within(task: Problem, budget: int) -> et.Plan:
-    made = (task.plan(order, planner="chen") for order in segmented(task))
-    fitting = [plan for plan in made if plan.peak_bytes <= budget]
+    fitting = [order for order in segmented(task) if task.peak_bytes(order) <= budget]
     if not fitting:
         raise et.Infeasible("no number of segments fits", smallest_bytes=0, bound_bytes=0)
-    return min(fitting, key=lambda plan: plan.time_s or 0.0)
+    quickest = min(fitting, key=task.costs.time_s)
+    return task.plan(quickest, planner="chen")
 
 
 # ---- for real
@@ -369,7 +368,7 @@ def result_of(section: str, case: Case, given: argparse.Namespace) -> dict[str, 
 def main() -> None:
     given = _arguments()
     with tempfile.TemporaryDirectory(prefix="edgetrain-sage-") as scratch:
-        os.environ["EDGETRAIN_CACHE"] = str(Path(scratch) / "cache")
+        os.environ.setdefault("EDGETRAIN_CACHE", str(Path(scratch) / "cache"))
         folder = given.results or (Path(scratch) if given.small else RESULTS)
         found: dict[str, Any] = {}
         for case in cases(small=given.small):
@@ -378,7 +377,6 @@ def main() -> None:
                     result = result_of(section, case, given)
                     found = keep(folder, section, case.model, result) if result is not None else found
             subject.cache_clear()  # nets with their batches: gigabytes in all
-            shared.cache_clear()
         print(sage_tables.page(found))
 
 
