@@ -1,6 +1,6 @@
 """SAGE's eviction with accumulation beside either alone: the memory in which a batch still trains, and its time there.
 
-    python benchmarks/sage.py [--only SECTION] [--device samsung_s10] [MODEL …]
+    python benchmarks/sage.py [--only SECTION] [--batch N …] [--device samsung_s10] [MODEL …]
 
 prints its tables and keeps them in benchmarks/results/sage.{json,md}; what a run leaves out stays there as it was.
 
@@ -359,7 +359,7 @@ def keep(folder: Path, section: str, model: str, result: dict[str, Any]) -> dict
 
 def result_of(section: str, case: Case, given: argparse.Namespace) -> dict[str, Any] | None:
     if section == "smallest":
-        return smallest(case, (2, 4) if given.small else BATCHES, given.device)
+        return smallest(case, given.batch or ((2, 4) if given.small else BATCHES), given.device)
     if section == "budgets":
         return budgets(case, FRACTIONS[:2] if given.small else FRACTIONS, given.device, given.search)
     return ran(replace(case, batch=BATCH), given.rounds) if case.model == RAN else None
@@ -386,6 +386,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"which of {', '.join(names)}; all by default")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--device", default=DEVICE, help="for which times are modelled")
+    parser.add_argument("--batch", type=int, action="append", help=f"for smallest, in place of {BATCHES}")
     parser.add_argument("--search", type=float, default=10.0, help="seconds for each search of optimal")
     parser.add_argument("--rounds", type=int, default=9, help="of what is run")
     parser.add_argument("--results", type=Path, help="a folder for the results, in place of benchmarks/results")
