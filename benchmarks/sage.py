@@ -296,8 +296,6 @@ def ran(case: Case, rounds: int) -> dict[str, Any]:
     assert plan.ending is not None
     times = _turns({"neither": lambda: free(*built.batch), "SAGE": lambda: step(*twin.batch)}, rounds)
     assert found.most_bytes is not None
-    assert plan.time_s is not None
-    assert free.plan.time_s is not None
     return {
         "batch": case.batch,
         "neither_bytes": free.plan.peak_bytes,
@@ -308,8 +306,8 @@ def ran(case: Case, rounds: int) -> dict[str, Any]:
         "ran_bytes": found.most_bytes + plan.persistent_bytes + plan.undo_bytes - plan.ending.undo_bytes,
         "sizes": list(plan.sizes),
         "exact": plan.exact,
-        "predicted": plan.time_s / free.plan.time_s,
         "measured": ratio(times["SAGE"], times["neither"]),
+        "load": os.getloadavg()[1],
         "neither_s": statistics.median(times["neither"]),
         "rounds": rounds,
     }

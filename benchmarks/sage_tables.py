@@ -85,20 +85,22 @@ def _budgets(results: Mapping[str, Result]) -> Iterator[str]:
 def _ran(results: Mapping[str, Result]) -> Iterator[str]:
     yield (
         "Run on the machine below, costs of ops measured there; the step of SAGE and that of neither took turns. Bytes "
-        "that were run: what the arena served at most and all that lasts."
+        "that were run: what the arena served at most and all that lasts. Load: how many processes wanted one of its "
+        "cores; above their number the times are of a busy machine."
     )
     yield ""
     yield from head(
         "net, batch", "neither", "eviction alone keeps", "budget", "micro-batches", "planned", "ran",
-        "predicted time", "measured time (95 %)", "numbers",
+        "time, of neither's (95 %)", "load", "numbers",
     )  # fmt: skip
     for model, result in results.items():
         took = result["measured"]
         yield line(
             f"{model}, {result['batch']}", _mb(result["neither_bytes"]), _mb(result["eviction_bytes"]),
             _mb(result["budget_bytes"]), f"{len(result['sizes'])} of {max(result['sizes'])}",
-            f"{result['planned_bytes']} B", f"{result['ran_bytes']} B", f"{result['predicted']:.2f}",
-            f"{took['median']:.2f} ({took['low']:.2f}–{took['high']:.2f}), {result['rounds']} rounds", _numbers(result),
+            f"{result['planned_bytes']} B", f"{result['ran_bytes']} B",
+            f"{took['median']:.2f} ({took['low']:.2f}–{took['high']:.2f}), {result['rounds']} rounds",
+            f"{result['load']:.1f}", _numbers(result),
         )  # fmt: skip
     yield ""
 
