@@ -100,7 +100,7 @@ def _ran(results: Mapping[str, Result]) -> Iterator[str]:
             _mb(result["budget_bytes"]), f"{len(result['sizes'])} of {max(result['sizes'])}",
             f"{result['planned_bytes']} B", f"{result['ran_bytes']} B",
             f"{took['median']:.2f} ({took['low']:.2f}–{took['high']:.2f}), {result['rounds']} rounds",
-            f"{result['load']:.1f}", _numbers(result),
+            f"{result['load']:.1f}" if "load" in result else "not recorded", _numbers(result),
         )  # fmt: skip
     yield ""
 
