@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -133,13 +134,13 @@ def task_of(graph: et.Graph, updates: Updates | None, device: str) -> Problem:
 
 
 def by_segments(task: Problem) -> et.Plan:
-    """The least memory over all numbers of segments."""
+    """The least memory over numbers of segments up to four times the square root of the ops."""
     return task.plan(min(segmented(task), key=task.peak_bytes), planner="chen")
 
 
 def segmented(task: Problem) -> list[tuple[int, ...]]:
     forward = sum(op.phase == "forward" and not op.view for op in task.graph.ops)
-    orders = [chen(task, None, segments=number) for number in range(1, forward + 1)]
+    orders = [chen(task, None, segments=number) for number in range(1, 4 * math.isqrt(forward) + 1)]
     return list(dict.fromkeys(order for order in orders if order is not None))
 
 
@@ -156,12 +157,12 @@ def as_frameworks(task: Problem) -> et.Plan:
     return replace(task, updates="together", order=keep_all(task.graph, updates="together").order).keep_all
 
 
-def smallest(case: Case, batches: Sequence[int], device: str) -> dict[str, Any]:
-    rows = [row for batch in batches for row in _smallest(subject(replace(case, batch=batch), device))]
+def smallest(case: Case, batches: Sequence[int], device: str, *, ours: bool) -> dict[str, Any]:
+    rows = [row for batch in batches for row in _smallest(subject(replace(case, batch=batch), device), ours=ours)]
     return {"device": device, "rows": rows}
 
 
-def _smallest(of: Subject) -> list[Row]:
+def _smallest(of: Subject, *, ours: bool = True) -> list[Row]:
     each, made = of.case.batch, dict[str, et.Plan]()
 
     def in_parts(make: Maker, whole: et.Plan, numbers: Collection[int]) -> et.Plan:
@@ -178,9 +179,10 @@ def _smallest(of: Subject) -> list[Row]:
         "eviction": lambda: of.whole(by("sage")),
         "accumulation": lambda: in_parts(kept, made["neither"], counts(each)),
         "SAGE": lambda: in_parts(by("sage"), made["eviction"], counts(each)),
-        "fast": lambda: of.whole(by("fast")),
-        "fast in parts": lambda: in_parts(by("fast"), made["fast"], {number_in(made["SAGE"]), each}),
     }
+    if ours:
+        ways["fast"] = lambda: of.whole(by("fast"))
+        ways["fast in parts"] = lambda: in_parts(by("fast"), made["fast"], {number_in(made["SAGE"]), each})
     for name, make in ways.items():
         say(f"{of.case.model}, batch {each}: least memory, {name}")
         made[name] = make()
@@ -357,7 +359,8 @@ def keep(folder: Path, section: str, model: str, result: dict[str, Any]) -> dict
 
 def result_of(section: str, case: Case, given: argparse.Namespace) -> dict[str, Any] | None:
     if section == "smallest":
-        return smallest(case, given.batch or ((2, 4) if given.small else BATCHES), given.device)
+        batches = given.batch or ((2, 4) if given.small else BATCHES)
+        return smallest(case, batches, given.device, ours=not given.without_ours)
     if section == "budgets":
         return budgets(case, FRACTIONS[:2] if given.small else FRACTIONS, given.device, given.search)
     return ran(replace(case, batch=BATCH), given.rounds) if case.model == RAN else None
@@ -385,6 +388,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--device", default=DEVICE, help="for which times are modelled")
     parser.add_argument("--batch", type=int, action="append", help=f"for smallest, in place of {BATCHES}")
+    parser.add_argument("--without-ours", action="store_true", help="leaves fast out of smallest: it takes minutes")
     parser.add_argument("--search", type=float, default=10.0, help="seconds for each search of optimal")
     parser.add_argument("--rounds", type=int, default=9, help="of what is run")
     parser.add_argument("--results", type=Path, help="a folder for the results, in place of benchmarks/results")

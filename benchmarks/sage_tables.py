@@ -50,7 +50,7 @@ def _smallest(results: Mapping[str, Result]) -> Iterator[str]:
             less = [_less(sage, rows[way]) for way in ("accumulation", "eviction", "segments")]
             yield line(
                 f"{model}, {batch}", _held(sage), *less, _times(rows["neither"], sage),
-                _less(sage, rows["fast in parts"]),
+                _less(sage, rows["fast in parts"]) if "fast in parts" in rows else "—",
             )  # fmt: skip
     yield ""
     yield "Each way in its least memory; times as a part of the time of neither."
