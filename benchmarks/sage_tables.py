@@ -68,7 +68,7 @@ def _budgets(results: Mapping[str, Result]) -> Iterator[str]:
     yield ""
     yield (
         "Times as a part of the time of neither; behind × the number of micro-batches. A fraction is one of what "
-        "neither holds above its lasting tensors. “—”: the way does not keep the budget."
+        "neither holds above its lasting tensors. “—”: no plan was found by that way that keeps the budget."
     )
     yield ""
     ways = list(dict.fromkeys(row["way"] for result in results.values() for row in result["rows"]))
