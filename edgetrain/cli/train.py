@@ -70,7 +70,7 @@ def train(
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans the step: {', '.join(PLANNERS)}.")] = "auto",
-    micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
+    micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     page_to: Annotated[
         Path | None, typer.Option(help="Folder on this device's storage that tensors may be paged to.")
@@ -179,8 +179,8 @@ def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
 def _run(
     folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
     optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
-    planner: str, page_to: Path | None, resume: bool, given: dict[str, Any], micro_batches: int | Literal["auto"],
-    allow_inexact: bool,
+    planner: str, page_to: Path | None, resume: bool, given: dict[str, Any],
+    micro_batches: int | Literal["auto"] | None, allow_inexact: bool,
 ) -> TrainResult:  # fmt: skip
     net.train()
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)

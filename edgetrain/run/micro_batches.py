@@ -15,7 +15,7 @@ Before that, once for each model and loss: is the loss a mean over samples (`req
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from edgetrain.graph.ir import Atom, Graph, Ref, Value
 from edgetrain.graph.mean_loss import Check, sample_items
 from edgetrain.native import arena
 from edgetrain.ops import call
+from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.run.compile import PART
@@ -68,6 +69,7 @@ class Work:
 
     capture: a batch → its graph. plan: a graph, how exact it is, where its updates stand (None: as is best) and the
     bytes that the step holds beside → a plan, and the costs that it was made with. compiled: the rest.
+    keep_all_bytes: a graph and where its updates stand → what it takes when all is kept.
     """
 
     model: nn.Module
@@ -76,6 +78,7 @@ class Work:
     capture: Callable[[Batch], Part]
     plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]]
     compiled: Callable[[Graph, Plan, Mapping[str, torch.Tensor], Costs | None], CompiledStep]
+    keep_all_bytes: Callable[[Graph, Updates | None], int]
     allow_inexact: bool = False
     clip_norm: float | None = None
     apart: bool = False  # the process is short of memory: test the loss in a process of its own
@@ -169,6 +172,36 @@ class MicroBatches:
             ):  # fmt: skip
                 self.sums[name] = torch.empty_like(parameter, memory_format=torch.preserve_format)
         return self.sums
+
+    def would_do(self, batch: Batch, answer: Infeasible) -> str:
+        """Would micro-batches keep a budget that the whole batch cannot? As a line of that answer."""
+        try:
+            return self._smallest(batch, answer, 'micro_batches="auto"')
+        except UserError as error:
+            return f"refused; {error.what}"
+
+    def why_refused(self, batch: Batch, refused: UserError, answer: Infeasible) -> str:
+        """Why there are none, and what they would do if they were allowed. As a line of the answer."""
+        why = f"refused; {refused.what}"
+        try:
+            return f"{why}; {self._smallest(batch, answer)}"
+        except UserError:
+            return why
+
+    def _smallest(self, batch: Batch, answer: Infeasible, *options: str) -> str:
+        """What the smallest micro-batches take when they keep all: an upper bound of what they need."""
+        samples, _ = sample_items(batch)
+        if samples < 2:
+            return "the batch has one sample"
+        reasons = MicroBatches(replace(self.work, allow_inexact=True)).exact_or_why(batch)
+        graphs, _, _ = self.graphs(batch, samples)
+        (part,) = graphs.accumulating.values()
+        peaks = (self.work.keep_all_bytes(graphs.ending, None), self.work.keep_all_bytes(part, "early"))
+        peak = max(peaks) + kept_bytes(part)
+        if peak >= answer.smallest_bytes:
+            return f"one for each sample, without recomputing, would take {show_bytes(peak)}"
+        asked = " and ".join((*options, *(("allow_inexact=True",) if reasons else ())))
+        return f"{peak} bytes ({show_bytes(peak)}) would do with {asked}"
 
     def exact_or_why(self, batch: Batch) -> tuple[str, ...]:
         """What makes the numbers others than those of the whole batch, if that is allowed; a UserError if it is not,

@@ -12,6 +12,7 @@ again; the last, smaller batch of an epoch is such a case.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -32,12 +33,12 @@ from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.mean_loss import sample_items
+from edgetrain.graph.mean_loss import has_samples, sample_items
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
-from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
+from edgetrain.plan.budget import Budget, parse_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import TooSmall, kept_bytes, least_time, with_line
+from edgetrain.plan.micro_batches import Number, TooSmall, number_of, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import check_planner, least_bytes
 from edgetrain.plan.planning import plan as make_plan
@@ -72,7 +73,7 @@ class Options:
     plan_time_s: float = 10.0
     page_to: str | None = None
     follow: Callable[[], object] | Literal["auto"] | None = None
-    micro_batches: int | Literal["auto"] = 1
+    micro_batches: int | Literal["auto"] | None = None
     allow_inexact: bool = False
 
     def __post_init__(self) -> None:
@@ -83,11 +84,11 @@ class Options:
             _above_0("clip_norm", self.clip_norm)
         _above_0("plan_time_s", self.plan_time_s)
         count = self.micro_batches
-        if count != "auto" and not (type(count) is int and count >= 1):
+        if count not in (None, "auto") and not (type(count) is int and count >= 1):
             raise UserError(
                 "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
             )
-        if count != 1 and self.follow is not None:
+        if count not in (None, 1) and self.follow is not None:
             raise UserError(
                 "micro-batches need a budget that stays as it is",
                 next_step="give memory as a number, or one micro-batch",
@@ -104,6 +105,13 @@ class Options:
     def keeps_all(self) -> bool:
         bounded = (self.memory_bytes, self.process_memory_bytes, self.follow) != (None, None, None)
         return not bounded and self.planner in ("auto", "keep-all")
+
+    def count(self, batch: Sequence[object]) -> Number:
+        """Of micro-batches. SAGE leaves the batch whole where nothing in it can be cut, or the budget moves."""
+        count = number_of(self.micro_batches, self.planner)
+        if count == "fewest" and (self.follow is not None or not has_samples(batch)):
+            return 1
+        return count
 
 
 @dataclass
@@ -138,7 +146,7 @@ def prepare(
     use_cache: bool = True,
     plan_time_s: float = 10.0,
     page_to: str | os.PathLike[str] | None = None,
-    micro_batches: int | Literal["auto"] = 1,
+    micro_batches: int | Literal["auto"] | None = None,
     allow_inexact: bool = False,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
@@ -149,7 +157,8 @@ def prepare(
     follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
     next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr" or "melon". plan_time_s: for the search of "optimal".
+    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr", "melon" or "sage". plan_time_s: for the search of
+    "optimal". "sage" evicts as SAGE does, and where that is not enough takes the largest micro-batches that fit.
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
@@ -161,9 +170,9 @@ def prepare(
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     micro_batches: take each batch in so many parts, add their gradients up and update once; "auto": as many as take the
-    least time within the budget. The loss must be a mean over samples, which is verified. The numbers are then those of
-    the whole batch but for rounding; where batch norm or dropout make them others, that is refused, unless
-    allow_inexact=True.
+    least time within the budget. By default the whole batch, but see "sage". The loss must be a mean over samples,
+    which is verified. The numbers are then those of the whole batch but for rounding; where batch norm or dropout make
+    them others, that is refused, unless allow_inexact=True.
     """
     follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
@@ -223,7 +232,7 @@ class Step:
         self._micro = MicroBatches(
             Work(
                 model, loss, optimizer, lambda batch: self._capture(batch, clips=False), self._plan, self._compiled,
-                allow_inexact=options.allow_inexact, clip_norm=options.clip_norm, apart=apart,
+                self._keep_all_bytes, allow_inexact=options.allow_inexact, clip_norm=options.clip_norm, apart=apart,
             )
         )  # fmt: skip
 
@@ -270,10 +279,17 @@ class Step:
         return self.used.plan
 
     def in_micro_batches(
-        self, plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]], *, allow_inexact: bool
+        self,
+        plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]],
+        keep_all_bytes: Callable[[Graph, Updates | None], int],
+        *,
+        allow_inexact: bool,
     ) -> MicroBatches:
-        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say."""
-        return MicroBatches(replace(self._micro.work, plan=plan, allow_inexact=allow_inexact))
+        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say.
+        For what comes in see `Work`."""
+        return MicroBatches(
+            replace(self._micro.work, plan=plan, keep_all_bytes=keep_all_bytes, allow_inexact=allow_inexact)
+        )
 
     @property
     def room_bytes(self) -> int | None:
@@ -380,36 +396,30 @@ class Step:
         )
 
     def _new(self, batch: tuple[Any, ...]) -> _Variant:
-        count = self._options.micro_batches
-        if count == 1 and self._options.process_memory_bytes is None:
+        count, of_tensors = self._options.count(batch), self._options.process_memory_bytes is None
+        self._quickly = False
+        if count == 1 and of_tensors:
             try:
                 return self._whole(batch)
             except Infeasible as answer:
-                raise with_line(answer, f"micro-batches: {self._what_parts_take(batch, answer)}") from None
+                raise with_line(answer, f"micro-batches: {self._micro.would_do(batch, answer)}") from None
         if count == 1 or (count == "auto" and self._options.keeps_all):
             return self._whole(batch)
         samples, _ = sample_items(batch)
-        if count != "auto":
+        if isinstance(count, int):
             return self._in_parts(batch, min(count, samples))
-        return least_time(samples, lambda count, quickly: self._in_parts(batch, count, quickly=quickly))
 
-    def _what_parts_take(self, batch: tuple[Any, ...], answer: Infeasible) -> str:
-        """Would micro-batches keep a budget that the whole batch cannot? Told from the smallest, which keeps all."""
-        try:
-            samples, _ = sample_items(batch)
-            if samples < 2:
-                return "the batch has one sample"
-            reasons = MicroBatches(replace(self._micro.work, allow_inexact=True)).exact_or_why(batch)
-            graphs, _, _ = self._micro.graphs(batch, samples)
-            costs = measure_costs(graphs.ending, use_cache=self._options.use_cache)
-        except UserError as error:
-            return f"refused; {error.what}"
-        updates = keep_all(graphs.ending, early=not self._options.check_finite).updates
-        peak = problem(graphs.ending, costs, updates).keep_all.peak_bytes + kept_bytes(graphs.ending)
-        if peak >= answer.smallest_bytes:
-            return f"one for each sample, without recomputing, would take {show_bytes(peak)}"
-        inexact = " and allow_inexact=True" if reasons else ""
-        return f'{peak} bytes ({show_bytes(peak)}) would do with micro_batches="auto"{inexact}'
+        def attempt(number: int, quickly: bool) -> _Variant:
+            return self._in_parts(batch, number, quickly=quickly)
+
+        if of_tensors:
+            return within(samples, attempt, count, functools.partial(self._micro.why_refused, batch))
+        return within(samples, attempt, count)
+
+    def _keep_all_bytes(self, graph: Graph, updates: Updates | None) -> int:
+        updates = updates or keep_all(graph, early=not self._options.check_finite).updates
+        costs = measure_costs(graph, use_cache=self._options.use_cache)
+        return problem(graph, costs, updates).keep_all.peak_bytes
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> _Variant:
         self._quickly = quickly
