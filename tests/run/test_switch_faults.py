@@ -163,7 +163,8 @@ def test_a_fault_at_every_call_of_a_switch_between_steps() -> None:
         pair.whole()
         pair.budget.rule = lambda _: pair.low
         with fire(Step, "_chosen") as counted:
-            pair.whole()
+            pair.ours()
+        pair.constant()
     assert counted.calls > 5
     for at in range(1, counted.calls + 1):
         pair.rise()
