@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from moving import BATCH, PLENTY, Moving, Trained, ask_before_every_op, copied, peaks, quarter_up, same
+from moving_budget import BATCH, PLENTY, Moving, Trained, ask_before_every_op, copied, peaks, quarter_up, same
 from plain import bits
 from test_process_memory import cgroup
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from moving import PLENTY, Moving, Trained, ask_before_every_op, copied, quarter_up, same
+from moving_budget import PLENTY, Moving, Trained, ask_before_every_op, copied, quarter_up, same
 from plain import bits
 
 from edgetrain.native import arena
