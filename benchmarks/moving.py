@@ -239,7 +239,7 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         )  # fmt: skip
     yield ""
     yield (
-        f"The time trained is {result['total_s']:.0f} s, the median of a step {result['step_median_s']:.2f} s. Planning "
+        f"Trained for {result['total_s']:.0f} s, the median of a step is {result['step_median_s']:.2f} s. Planning "
         "is all that a change takes: choosing a plan, or evicting and planning the rest anew, validating it, building "
         "what runs it, taking the live tensors over. Handing memory back is what the kernel takes to have its pages "
         "again."
