@@ -172,6 +172,7 @@ class BudgetWatch:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self.last_bytes: int | None = None  # what it said last
         self._needs: Sequence[int] = ()
         self._go_on: GoOn | None = None
         self._met: int | None = None
@@ -192,13 +193,17 @@ class BudgetWatch:
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
-        return self.budget()
+        self.last_bytes = self.budget()
+        return self.last_bytes
 
     def meanwhile(self) -> int | None:
         """The budget while a step is under way; None where it cannot be had, which is told before the next one."""
         begin = time.monotonic()
         try:
-            return None if self._failed is not None else self.budget()
+            if self._failed is not None:
+                return None
+            self.last_bytes = self.budget()
+            return self.last_bytes
         except Exception as error:
             self._failed = error
             return None

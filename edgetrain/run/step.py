@@ -218,6 +218,7 @@ class Step:
         self._page_to = options.page_to  # until a transfer fails
         self._steps = 0
         self.switches: list[Switch] = []  # of a budget that moves
+        self._watch: BudgetWatch | None = None
         self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self._micro = MicroBatches(
@@ -263,6 +264,11 @@ class Step:
         return None if self._options.keeps_all else self.plan.peak_bytes - self.plan.persistent_bytes
 
     @property
+    def budget_bytes(self) -> int | None:
+        """The budget as it was last asked for, where it moves; None where it does not."""
+        return None if self._watch is None else self._watch.last_bytes
+
+    @property
     def graph(self) -> Graph:
         """The graph last used."""
         return self._used.graph
@@ -301,6 +307,7 @@ class Step:
         if variant.ladder is None or variant.watch is None:
             return variant.steps[0]
         begin = time.perf_counter()
+        self._watch = variant.watch
         budget = variant.watch.now()
         chosen = variant.ladder.within(budget)
         if chosen != variant.used or self._last is not variant.steps[chosen]:
