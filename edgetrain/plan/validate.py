@@ -113,7 +113,8 @@ class _Play:
         self._require(said == found, f"the plan says (peak, persistent, undo) = {said} bytes; it is {found}")
 
     def _compute(self, action: Compute) -> None:
-        self._require(0 <= action.op < len(self.graph.ops), f"there is no op {action.op}")
+        if not 0 <= action.op < len(self.graph.ops):
+            self._require(False, f"there is no op {action.op}")
         op = self.graph.ops[action.op]
         way: Way = "over" if action.into is not None else "again" if action.op in self.done else "first"
         if action.op in self.done:
@@ -133,7 +134,8 @@ class _Play:
             if storage in self.coming:
                 self._require_safe(t)
         for storage in op.writes:
-            self._require(storage not in self.going, f"{op.name} changes storage {storage} while it is paged out")
+            if storage in self.going:
+                self._require(False, f"{op.name} changes storage {storage} while it is paged out")
             self.version[storage] = self.version.get(storage, 0) + 1
         if action.into is not None:
             self._overwrite(action)

@@ -197,6 +197,7 @@ class Words:
         self.calls: dict[tuple[Compute, bool, bool], tuple[str, ...]] = {}
         self.codes: dict[str, CodeType] = {}
         self.whole = whole_tensors(graph)
+        self.storage = [tensor.storage for tensor in graph.tensors]
         read = _readers(graph)
         self.held = tuple(
             t for t, source in graph.sources.items() if source.sort not in ("input", "state") and t in read
@@ -355,16 +356,13 @@ class _Writer:
         for name, group in (("batch", self.graph.inputs), ("held", self.words.held)):
             if group:
                 yield None, f"    {', '.join(f't{t}' for t in group)}, = {name}"
-        for at, action in enumerate(self.plan.schedule[:start]):
-            for _ in self._act(action, at):
-                pass
+        for action in self.plan.schedule[:start]:
+            self._pass(action)
         if start:
             live = (t for names in self.names.values() for t in names)
             drawn = sorted(self.done & self.drawn_again)
             self.taken_up = (*(f"t{t}" for t in live), *(f"g{number}" for number in drawn))
             yield None, f"    # as they are: {', '.join(self.taken_up)}"
-            self.moving.clear()
-            self.coming.clear()
         for at, action in enumerate(self.plan.schedule[start:], start):
             yield from self._act(action, at)
         left = self._wait(self.moving | self.coming, len(self.plan.schedule))  # results that no op has waited for
@@ -372,6 +370,27 @@ class _Writer:
         wanted = self.graph.outputs[:1] if outputs is None else outputs
         result = ", ".join(f"t{t}" for t in wanted)
         yield None, f"    return {result if outputs is None else f'({result},)'}"
+
+    def _pass(self, action: Action) -> None:
+        """Something that has happened already. What was on its way to the store or back has arrived."""
+        if isinstance(action, Free):
+            self.names.pop(action.storage, None)
+        elif isinstance(action, PageIn):
+            self.names[action.storage] = [self.words.whole[action.storage]]
+        elif isinstance(action, Compute):
+            op = self.graph.ops[action.op]
+            if op.phase != "update":
+                self._ran(action, op)
+            elif op.kind != ACCUMULATE:
+                self.held_back = self.plan.updates != "guarded"
+
+    def _ran(self, action: Compute, op: Op) -> None:
+        """The names that there are after an op that is no update."""
+        self.done.add(action.op)
+        if action.into is not None:
+            self.names.pop(action.into, None)
+        for t in op.creates:
+            self.names.setdefault(self.words.storage[t], []).append(t)
 
     def _act(self, action: Action, at: int) -> Iterator[Line]:
         if isinstance(action, Free):
@@ -430,12 +449,10 @@ class _Writer:
             self.allocates_late |= action.op not in self.words.scratch
             yield self.words.update(action.op, guarded=self.plan.updates == "guarded")
             return
-        self.done.add(action.op)
         yield from self.words.call(action, again=again, draws=not again and action.op in self.drawn_again)
         if action.into is not None:
             yield from self._free(action.into)
-        for t in op.creates:
-            self.names.setdefault(self.graph.tensors[t].storage, []).append(t)
+        self._ran(action, op)
         if self.words.check_finite:
             yield from self.words.checks(op)
 
