@@ -5,7 +5,7 @@ In:  MobileNetV2 at 224 pixels, batch 16, one thread; a trace of budgets between
 Out: results/moving.json and moving.md: the seconds that changes of plan took by kind, as a part of the time trained;
      bytes over the budget at a step's start; steps; whether the weights are bitwise those of a constant budget.
 
-    python benchmarks/moving.py [--changes 200] [--every 2] [--batch 16] [--input-size 224]
+    python benchmarks/moving.py [--changes 200] [--every 2] [--batch 16] [--input-size 224]    about 15 minutes
 
 The trace. Changes come at random instants of the time trained, as they do where another program takes memory: about
 one in `--every` steps, exponentially apart, each to a budget drawn evenly from the range. So nearly all of them come
@@ -213,9 +213,16 @@ def measure(case: Case, count: int, every: float) -> dict[str, Any]:
     }
 
 
-def page(result: dict[str, Any]) -> Iterator[str]:
-    case, switches = result["case"], result["switches"]
+def page(results: dict[str, Any]) -> Iterator[str]:
     yield "# A budget that moves"
+    for result in results.values():
+        yield ""
+        yield from section(result)
+
+
+def section(result: dict[str, Any]) -> Iterator[str]:
+    case, switches = result["case"], result["switches"]
+    yield f"## {name_of(result)}"
     yield ""
     yield f"{case['model']}, batch {case['batch']}, {case['input_size']} pixels, one thread. {made(result['about'])}."
     yield ""
@@ -254,6 +261,19 @@ def page(result: dict[str, Any]) -> Iterator[str]:
     yield line("weights and momentum bitwise those of a constant budget", _yes(result["weights_bitwise"]))
 
 
+def name_of(result: dict[str, Any]) -> str:
+    case = result["case"]
+    return f"{case['model']}, batch {case['batch']}, {case['input_size']} pixels, {result['changes']} changes"
+
+
+def keep(file: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """All results of the file, this one among them in place of an older one of its name."""
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    kept[name_of(result)] = result
+    file.write_text(json.dumps(kept, indent=1) + "\n")
+    return kept
+
+
 def _ms(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1e3 * seconds:.2f} ms"
 
@@ -273,8 +293,7 @@ def main() -> None:
     torch.set_num_threads(1)
     case = Case("mobilenet_v2", given.batch, "sgd", input_size=given.input_size)
     result = {"about": about(), **measure(case, given.changes, given.every)}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
-    text = "\n".join(page(result)) + "\n"
+    text = "\n".join(page(keep(given.out, result))) + "\n"
     given.out.with_suffix(".md").write_text(text)
     print(text)
     if result["over_bytes_at_start"] or not result["losses_same"] or not result["weights_bitwise"]:
