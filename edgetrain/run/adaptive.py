@@ -11,8 +11,8 @@ Out: the plan for the next step (`Ladder`), and a watch that a step asks between
                     is alive (`plan/rest.py`), and only then it stops between two ops and goes on with that. Where
                     planning fails, the step goes on as it was
 
-The budget is asked for at most every `PERIOD_S`, and so that asking takes at most `ASKING_PART` of the time, in the
-thread that trains; there is no other.
+The budget is asked for at most every `PERIOD_S`, and less often (but every `LONGEST_S`) where asking would take more
+than `ASKING_PART` of the time; in the thread that trains, there is no other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgetrain.plan.problem import Problem
 from edgetrain.plan.process import RESERVE_BYTES
 
 PERIOD_S = 0.02
-ASKING_PART = 0.005  # of the time; what is available takes half a millisecond to read
+ASKING_PART, LONGEST_S = 0.005, 0.2  # of the time; what is available takes 0.3 ms to read, more on a busy machine
 RUNGS = 7  # plans over the range of budgets
 LEFT_PART = 0.05  # of the memory that there is, which "auto" leaves to others
 PRESSURE = 0.1  # from this part of the time on that somebody waits for memory, "auto" takes no more than it has
@@ -209,7 +209,7 @@ class BudgetWatch:
             return None
         finally:
             took = time.monotonic() - begin
-            self._next_s = begin + took + max(PERIOD_S, took / ASKING_PART)
+            self._next_s = begin + took + max(PERIOD_S, min(took / ASKING_PART, LONGEST_S))
 
     def __call__(self, at: int) -> None:
         if time.monotonic() < self._next_s:

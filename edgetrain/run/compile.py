@@ -49,9 +49,11 @@ from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
+from edgetrain.pagefile import PageFault
 from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
 from edgetrain.plan.validate import Validator
+from edgetrain.run.adaptive import BudgetFell
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,15 @@ def taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[
 
 
 def let_go(error: BaseException) -> None:
-    """Of the activations that the frames of a step still hold, which the error has stopped, and of errors before it."""
+    """Of the activations that the frames of a step still hold, which the error has stopped; and those that something
+    else had stopped before, to go on."""
     seen: BaseException | None = error
-    while seen is not None:
+    while seen is error or isinstance(seen, BudgetFell | PageFault):
         trace = seen.__traceback__
         while trace is not None:
+            code = trace.tb_frame.f_code
             # Of no other frame: to look at its variables keeps a copy of them there, which nothing clears.
-            if trace.tb_frame.f_code.co_filename == __file__ and "variables" in trace.tb_frame.f_code.co_varnames:
+            if code.co_filename == __file__ and "variables" in code.co_varnames:
                 trace.tb_frame.f_locals.get("variables", {}).clear()
             trace = trace.tb_next
         traceback.clear_frames(seen.__traceback__)

@@ -7,6 +7,7 @@ Out: bytes. What cannot be read is left out; what nobody tells is None, never 0.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,35 +41,29 @@ def memory(root: str | Path = "/") -> Memory | None:
 
 
 def _meminfo(root: Path) -> dict[str, int]:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return {}
-    rows = (line.replace(":", "").split() for line in lines)
+    rows = (line.replace(":", "").split() for line in (_text(f"{root}/proc/meminfo") or "").splitlines())
     return {row[0]: int(row[1]) * 1024 for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def _groups(root: Path) -> list[tuple[int, int]]:
     """For each control group with a limit, from this process up: what it leaves, and the limit."""
     found = []
-    for folder, version in _folders(root):
+    for folder, version in _folders(root, _text(f"{root}/proc/self/cgroup") or ""):
         names = ("memory.max", "memory.current", "inactive_file")
         if version == 1:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        limit, used = _number(folder / names[0]), _number(folder / names[1])
+        limit, used = _number(f"{folder}/{names[0]}"), _number(f"{folder}/{names[1]}")
         if limit is None or used is None or limit >= _UNLIMITED:
             continue
-        found.append((limit - max(0, used - _stat(folder / "memory.stat", names[2])), limit))
+        found.append((limit - max(0, used - _stat(f"{folder}/memory.stat", names[2])), limit))
     return found
 
 
-def _folders(root: Path) -> list[tuple[Path, int]]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
+@functools.lru_cache(maxsize=4)  # it is asked many times a second
+def _folders(root: Path, told: str) -> tuple[tuple[Path, int], ...]:
+    """The folders of the groups that /proc/self/cgroup tells of, and their version."""
     found = []
-    for line in lines:
+    for line in told.splitlines():
         number, controllers, path = line.split(":", 2)
         version = 2 if number == "0" and not controllers else 1
         if version == 1 and "memory" not in controllers.split(","):
@@ -78,29 +73,28 @@ def _folders(root: Path) -> list[tuple[Path, int]]:
             top = root / "sys/fs/cgroup/unified"
         parts = [part for part in path.split("/") if part not in ("", "..")]
         found += [(top.joinpath(*parts[:n]), version) for n in range(len(parts), -1, -1)]
-    return found
+    return tuple(found)
 
 
-def _number(path: Path) -> int | None:
+def _text(path: str) -> str | None:
     try:
-        text = path.read_text().strip()
+        with open(path) as file:  # a Path takes longer to make than the file to read
+            return file.read()
     except OSError:
         return None
+
+
+def _number(path: str) -> int | None:
+    text = (_text(path) or "").strip()
     return int(text) if text.isdigit() else None
 
 
-def _stat(path: Path, name: str) -> int:
-    try:
-        rows = (line.split() for line in path.read_text().splitlines())
-        return next((int(row[1]) for row in rows if row[0] == name), 0)
-    except OSError:
-        return 0
+def _stat(path: str, name: str) -> int:
+    rows = (line.split() for line in (_text(path) or "").splitlines())
+    return next((int(row[1]) for row in rows if row[0] == name), 0)
 
 
 def _pressure(root: Path) -> float | None:
     """From the line "some avg10=1.23 avg60=… avg300=… total=…", in percent there."""
-    try:
-        words = (root / "proc/pressure/memory").read_text().split()
-    except OSError:
-        return None
+    words = (_text(f"{root}/proc/pressure/memory") or "").split()
     return next((float(word[6:]) / 100 for word in words if word.startswith("avg10=")), None)
