@@ -9,6 +9,8 @@ Out: `MicroStep`, which one calls as a `CompiledStep`: it trains in place, or, i
     the last slice:                 ending(slice)            sums, then updates
     → the loss, its mean over all samples
 
+Where the budget moves, another plan may be followed from one slice to the next (`MicroStep.turn`).
+
 Before that, once for each model and loss: is the loss a mean over samples (`require_exact`)?
 """
 
@@ -34,6 +36,7 @@ from edgetrain.ops import call
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
 from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.run.adaptive import Fall
 from edgetrain.run.compile import PART
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.mean_test import why_no_mean
@@ -133,6 +136,9 @@ class MicroBatches:
         }
         assert plan.ending is not None
         last = self.work.compiled(graphs.ending, plan.ending, externals, costs[LAST])
+        kept = kept_bytes(graphs.ending) if graphs.sizes[-1] else kept_bytes(next(iter(graphs.accumulating.values())))
+        for step in (*steps.values(), last):
+            step.beside_bytes = kept
         return MicroStep(plan, steps, last, sample_items(batch)[1]), made.captured
 
     def planned(self, batch: Batch, count: int) -> Planned:
@@ -295,7 +301,8 @@ class MicroStep:
         self._checks = {id(step): mean_loss.checks(step.graph) for step in (*accumulating.values(), last)}
         self._first = next(iter(accumulating.values()))
         self._random = any(op.random for op in self._first.graph.ops)
-        self.fell: tuple[int, int, float] | None = None  # a budget that moves is not followed in micro-batches
+        self.falls: list[Fall] = []  # of the budget, in the last step
+        self.turn: Callable[[MicroStep], MicroStep] | None = None  # who is asked for another plan between micro-batches
         self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step
 
     @property
@@ -306,7 +313,7 @@ class MicroStep:
     @property
     def source(self) -> str:
         """The micro-batches as Python text: one that accumulates, and the last."""
-        return "\n".join(step.source for step in (*self._accumulating.values(), self._last))
+        return "\n".join(step.source for step in self._steps)
 
     @property
     def arena(self) -> arena.Recording | None:
@@ -316,8 +323,7 @@ class MicroStep:
     @property
     def page_fault(self) -> str | None:
         """Why the last transfer failed that did, in any micro-batch."""
-        steps = (*self._accumulating.values(), self._last)
-        return next((step.page_fault for step in steps if step.page_fault is not None), None)
+        return next((step.page_fault for step in self._steps if step.page_fault is not None), None)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         return self._step(batch, lambda step, given: step(*given))
@@ -334,8 +340,7 @@ class MicroStep:
     @property
     def parts(self) -> tuple[CompiledStep, ...]:
         """The step of each micro-batch, in order."""
-        sizes = self.plan.sizes
-        return (*(self._accumulating[size] for size in sizes[:-1]), self._last)
+        return tuple(self._step_of(number) for number in range(len(self.plan.sizes)))
 
     def _step(self, batch: Batch, run: Callable[[CompiledStep, Batch], torch.Tensor]) -> torch.Tensor:
         parts = self._parts(batch)
@@ -343,21 +348,53 @@ class MicroStep:
             self._look(step, given)
         undo = Undo(random=self._random)
         self._note_changed(undo)
-        done, total, most = self._last.completed, None, 0
+        self.falls = []
+        now, total, most = self, None, 0
+        ending: tuple[CompiledStep, int] | None = None
         try:
             for number, (step, given, weight) in enumerate(parts):
+                if number and self.turn is not None:
+                    now = self.turn(now)
+                    step = now._step_of(number)
+                if number == len(parts) - 1:
+                    ending = step, step.completed
                 step.weight, step.starts = weight, number == 0
                 value = run(step, given)
+                self.falls += step.falls
                 if weight:
                     total = value * weight if total is None else total + value * weight
                 most = max(most, step.arena.most_bytes if step.arena is not None else 0)
         except BaseException:
-            if self._last.completed == done:  # else the step is through, and what came is a signal that waited for it
+            # Unless the step is through, and what came is a signal that waited for it.
+            if ending is None or ending[0].completed == ending[1]:
                 undo.take_back()
             raise
         assert total is not None
         self.most_bytes = most
         return total
+
+    def like(self, other: MicroStep) -> bool:
+        """The same micro-batches, whatever the plans."""
+        return self.plan.sizes == other.plan.sizes
+
+    def get_ready(self) -> None:
+        """For a change in the middle of a step: what can be made ahead is made now."""
+        for step in self._steps:
+            step.get_ready()
+
+    def take_over(self, other: object) -> None:
+        """From the step that was used before: what was rehearsed there, of the same micro-batches, need not be here."""
+        if isinstance(other, MicroStep) and self.like(other):
+            for step, before in zip(self._steps, other._steps, strict=True):
+                step.take_over(before)
+
+    def shrink(self) -> None:
+        """Hand memory of the arena back that these plans do not need."""
+        max(self._steps, key=lambda step: step.height_bytes).shrink()
+
+    @property
+    def _steps(self) -> tuple[CompiledStep, ...]:
+        return *self._accumulating.values(), self._last
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter over the whole batch, by name; nothing is changed."""
@@ -394,9 +431,13 @@ class MicroStep:
         sizes, start = self.plan.sizes, 0
         for number, size in enumerate(sizes):
             given = tuple(t[start : start + size] if size and p in self._cut else t for p, t in enumerate(batch))
-            found.append((self.parts[number], given, size / sum(sizes)))
+            found.append((self._step_of(number), given, size / sum(sizes)))
             start += size
         return found
+
+    def _step_of(self, number: int) -> CompiledStep:
+        sizes = self.plan.sizes
+        return self._last if number == len(sizes) - 1 else self._accumulating[sizes[number]]
 
     def _note_changed(self, undo: Undo) -> None:
         """Copies of what the forward passes change, kept until the last micro-batch is through."""

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -36,16 +37,16 @@ from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import has_samples, sample_items
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
-from edgetrain.plan.budget import Budget, parse_bytes
+from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import Number, TooSmall, number_of, with_line, within
+from edgetrain.plan.micro_batches import Number, TooSmall, counts, kept_bytes, number_of, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import check_planner, least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given, plans_ahead
-from edgetrain.run.compiled import CompiledStep, LayoutMismatch
+from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given, rungs, smallest_bytes
+from edgetrain.run.compiled import CompiledStep, Known, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 
@@ -57,6 +58,10 @@ MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unus
 
 class PagingWarning(UserWarning):
     """A transfer to storage or back failed. The step is right all the same."""
+
+
+class BudgetWarning(UserWarning):
+    """The budget fell in the middle of a step, and could not be followed. The step is right all the same."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,6 @@ class Options:
             raise UserError(
                 "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
             )
-        if count not in (None, 1) and self.follow is not None:
-            raise UserError(
-                "micro-batches need a budget that stays as it is",
-                next_step="give memory as a number, or one micro-batch",
-            )
         needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
         if self.follow is not None and self.process_memory_bytes is not None:
             raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
@@ -107,18 +107,16 @@ class Options:
         return not bounded and self.planner in ("auto", "keep-all")
 
     def count(self, batch: Sequence[object]) -> Number:
-        """Of micro-batches. SAGE leaves the batch whole where nothing in it can be cut, or the budget moves."""
+        """Of micro-batches. SAGE leaves the batch whole where nothing in it can be cut."""
         count = number_of(self.micro_batches, self.planner)
-        if count == "fewest" and (self.follow is not None or not has_samples(batch)):
-            return 1
-        return count
+        return 1 if count == "fewest" and not has_samples(batch) else count
 
 
 @dataclass
 class _Variant:
     """steps: one for each plan of the ladder, where the budget moves; otherwise one."""
 
-    steps: list[CompiledStep] | list[MicroStep]
+    steps: Sequence[CompiledStep | MicroStep]
     captured: Captured
     ladder: Ladder | None = None
     watch: BudgetWatch | None = None
@@ -227,6 +225,7 @@ class Step:
         self._page_to = options.page_to  # until a transfer fails
         self._steps = 0
         self.switches: list[Switch] = []  # of a budget that moves
+        self._watch: BudgetWatch | None = None
         self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self._micro = MicroBatches(
@@ -245,7 +244,7 @@ class Step:
 
     def _step(self, batch: tuple[Any, ...], run: Callable[[CompiledStep | MicroStep], torch.Tensor]) -> torch.Tensor:
         result = self._try(batch, run)
-        self._note_fall()
+        self._note_falls()
         self._steps += 1
         if self._options.keep_memory:
             keep_freed_memory()
@@ -297,6 +296,11 @@ class Step:
         return None if self._options.keeps_all else self.plan.peak_bytes - self.plan.persistent_bytes
 
     @property
+    def budget_bytes(self) -> int | None:
+        """The budget as it was last asked for, where it moves; None where it does not."""
+        return None if self._watch is None else self._watch.last_bytes
+
+    @property
     def graph(self) -> Graph:
         """The graph last used."""
         return self.used.graph
@@ -336,22 +340,53 @@ class Step:
         if variant.ladder is None or variant.watch is None:
             return variant.steps[0]
         begin = time.perf_counter()
+        self._watch = variant.watch
         budget = variant.watch.now()
         chosen = variant.ladder.within(budget)
-        steps = [step for step in variant.steps if isinstance(step, CompiledStep)]  # all of them: see Options
-        step = steps[chosen]
-        if chosen != variant.used or self._last is not step:
-            step.take_over(steps[variant.used])
-            variant.used = chosen
-            self.switches.append(
-                Switch(self._steps, budget, step.plan.peak_bytes, False, time.perf_counter() - begin)
-            )  # fmt: skip
+        if chosen != variant.used or self._last is not variant.steps[chosen]:
+            self._switch(variant, chosen, budget, begin, in_step=False)
+        step = variant.steps[chosen]
+        if isinstance(step, MicroStep):
+            step.turn = partial(self._turned, variant)
         return step
 
-    def _note_fall(self) -> None:
-        if self._last is not None and self._last.fell is not None:
-            budget, needs, planning_s = self._last.fell
-            self.switches.append(Switch(self._steps, budget, needs, True, planning_s, max(0, needs - budget)))
+    def _turned(self, variant: _Variant, now: MicroStep) -> MicroStep:
+        """Between two micro-batches: another plan of the same micro-batches, where the budget has changed."""
+        begin = time.perf_counter()
+        assert variant.watch is not None
+        budget = variant.watch.meanwhile()
+        if budget is None:
+            return now
+        # From the largest plan to the smallest.
+        fit = [n for n, step in enumerate(variant.steps) if isinstance(step, MicroStep) and step.like(now)]
+        chosen = next((n for n in fit if variant.steps[n].plan.peak_bytes <= budget), fit[-1])
+        step = variant.steps[chosen]
+        assert isinstance(step, MicroStep)
+        if step is not now:
+            self._switch(variant, chosen, budget, begin, in_step=True)
+        return step
+
+    def _switch(self, variant: _Variant, chosen: int, budget: int, begin: float, *, in_step: bool) -> None:
+        step, before = variant.steps[chosen], variant.steps[variant.used]
+        step.take_over(before)
+        middle = time.perf_counter()
+        step.shrink()
+        variant.used = chosen
+        peak_bytes, end = step.plan.peak_bytes, time.perf_counter()
+        self.switches.append(
+            Switch(self._steps, budget, peak_bytes, in_step, middle - begin, max(0, peak_bytes - budget), end - middle)
+        )
+
+    def _note_falls(self) -> None:
+        for fall in [] if self._last is None else self._last.falls:
+            self.switches.append(fall.switch(self._steps))
+            if fall.failed is not None:
+                warnings.warn(
+                    f"the budget fell to {show_bytes(fall.budget_bytes)} in the middle of a step, and the rest of it "
+                    f"could not be planned anew ({fall.failed}): it went on with {show_bytes(fall.needs_bytes)}. The "
+                    "step is right; the next one follows the budget.",
+                    BudgetWarning, stacklevel=3,
+                )  # fmt: skip
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep | MicroStep], T]) -> T:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
@@ -398,6 +433,8 @@ class Step:
     def _new(self, batch: tuple[Any, ...]) -> _Variant:
         count, of_tensors = self._options.count(batch), self._options.process_memory_bytes is None
         self._quickly = False
+        if self._options.follow is not None:
+            return self._following(batch, self._options.follow)
         if count == 1 and of_tensors:
             try:
                 return self._whole(batch)
@@ -430,8 +467,6 @@ class Step:
 
     def _whole(self, batch: tuple[Any, ...]) -> _Variant:
         part = self._capture(batch)
-        if self._options.follow is not None:
-            return self._following(part)
         plan, costs = self._plan(part.graph, part.exact)
         return _Variant([self._compiled(part.graph, plan, part.captured.externals, costs)], part.captured)
 
@@ -467,36 +502,92 @@ class Step:
         externals: Mapping[str, torch.Tensor],
         costs: Costs | None,
         watch: BudgetWatch | None = None,
+        known: dict[str, Known] | None = None,
     ) -> CompiledStep:
-        return CompiledStep(
-            graph, plan, self._model, self._optimizer, externals,
-            check_finite=self._options.check_finite, costs=costs, page_to=self._page_to, watch=watch,
+        """known: what the steps of one graph share, where there are several; by the graph's key."""
+        shared = None if known is None else known.get(graph.key)
+        made = CompiledStep(
+            graph, plan, self._model, self._optimizer, externals, check_finite=self._options.check_finite, costs=costs,
+            page_to=self._page_to, watch=watch, known=shared,
         )  # fmt: skip
+        if known is not None:
+            known[graph.key] = made.known
+        return made
 
-    def _following(self, part: Part) -> _Variant:
+    def _following(self, batch: tuple[Any, ...], follow: Callable[[], object] | Literal["auto"]) -> _Variant:
         """Plans over the range of budgets, made ahead."""
-        graph, exact, options = part.graph, part.exact, self._options
-        planner = "fast" if options.planner == "auto" else options.planner
-        costs = measure_costs(graph, use_cache=options.use_cache, page_to=self._page_to)
-        updates = keep_all(graph, early=not options.check_finite, exact=exact).updates
+        count = self._options.count(batch)
+        samples = 1 if count == 1 else sample_items(batch)[0]
+        smallest, largest = self._range(batch, count, samples)
+        watch = BudgetWatch(lambda: largest)
+        known: dict[str, Known] = {}
+        made = []
+        for budget in rungs(smallest, largest):
+            rung = _Rung(self, budget, watch, known)
+            if isinstance(count, int):
+                made.append(rung.attempt(batch, min(count, samples), quickly=False))
+            else:
+                made.append(within(samples, partial(rung.attempt, batch), count))
+        by_peak = {one.plan.peak_bytes: one for one in made}
+        ladder = Ladder([one.plan for one in made])
+        steps = [by_peak[plan.peak_bytes].step for plan in ladder.plans]
+        for step in steps:
+            step.get_ready()
+        watch.budget = automatic(ladder.plans[0].persistent_bytes) if follow == "auto" else given(follow)
+        return _Variant(steps, made[0].captured, ladder, watch)
 
-        def make(budget: int) -> Plan:
-            return make_plan(
-                graph, costs, Budget(budget), planner=planner, time_limit_s=options.plan_time_s, updates=updates,
-                exact=exact, use_cache=options.use_cache,
-            )  # fmt: skip
+    def _range(self, batch: tuple[Any, ...], count: Number, samples: int) -> tuple[int, int]:
+        """From the least that is kept in any number of micro-batches that may be used to keeping all in the fewest."""
+        tried = [min(count, samples)] if isinstance(count, int) else counts(samples)
+        found: list[tuple[int, int]] = []
+        for number in tried:
+            try:
+                found.append(self._range_in(batch, number))
+            except UserError:
+                if not found:
+                    raise
+                break  # micro-batches are refused; those that were found do without
+        return min(least for least, _ in found), found[0][1]
 
-        ladder = Ladder(plans_ahead(problem(graph, costs, updates), planner, make))
-        assert options.follow is not None
-        moving = automatic(ladder.plans[0].persistent_bytes) if options.follow == "auto" else given(options.follow)
-        watch = BudgetWatch(moving)
-        steps = [self._compiled(graph, plan, part.captured.externals, costs, watch) for plan in ladder.plans]
-        return _Variant(steps, part.captured, ladder, watch)
+    def _range_in(self, batch: tuple[Any, ...], count: int) -> tuple[int, int]:
+        if count == 1:
+            return self._range_of([(self._capture(batch).graph, None)], 0)
+        self._micro.exact_or_why(batch)
+        made, _, _ = self._micro.graphs(batch, count)
+        first = next(iter(made.accumulating.values()))
+        early: Updates = "early"
+        return self._range_of(
+            [(made.ending, None), *((graph, early) for graph in made.accumulating.values())], kept_bytes(first)
+        )
+
+    def _range_of(self, graphs: Sequence[tuple[Graph, Updates | None]], kept: int) -> tuple[int, int]:
+        options = self._options
+        least, most = [], []
+        for graph, updates in graphs:
+            costs = measure_costs(graph, use_cache=options.use_cache, page_to=self._page_to)
+            where = updates or keep_all(graph, early=not options.check_finite).updates
+            task = problem(graph, costs, where)
+            least.append(smallest_bytes(task, self._planner))
+            most.append(task.keep_all.peak_bytes)
+        return max(least) + kept, max(most) + kept
+
+    @property
+    def _planner(self) -> str:
+        """Where the budget moves there are many plans to be made."""
+        moves = self._options.follow is not None and self._options.planner == "auto"
+        return "fast" if moves else self._options.planner
 
     def _plan(
-        self, graph: Graph, exact: Exact, updates: Updates | None = None, beside_bytes: int = 0
+        self,
+        graph: Graph,
+        exact: Exact,
+        updates: Updates | None = None,
+        beside_bytes: int = 0,
+        *,
+        memory_bytes: int | None = None,
     ) -> tuple[Plan, Costs | None]:
-        """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget."""
+        """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget.
+        memory_bytes: the budget, where it is another than that of the options."""
         options = self._options
         if updates is None:
             plain = keep_all(graph, early=not options.check_finite, exact=exact)
@@ -504,7 +595,7 @@ class Step:
             plain = keep_all(graph, updates=updates, exact=exact)
         if options.keeps_all:
             return plain, None
-        memory_bytes, most_bytes = options.memory_bytes, None
+        memory_bytes, most_bytes = memory_bytes or options.memory_bytes, None
         if memory_bytes is not None:
             memory_bytes = max(1, memory_bytes - beside_bytes)
         if options.process_memory_bytes is not None:
@@ -520,7 +611,7 @@ class Step:
         try:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
-                planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+                planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
                 use_cache=options.use_cache, solver_bytes=most_bytes,
             )  # fmt: skip
         except Infeasible as answer:
@@ -553,3 +644,34 @@ class Step:
         fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self._model.modules())
         fused |= any(group.get("fused") for group in self._optimizer.param_groups)
         return "rounding" if fused or memory_format == "channels_last" else "bitwise"
+
+
+@dataclass(frozen=True)
+class _Made:
+    step: CompiledStep | MicroStep
+    captured: Captured
+
+    @property
+    def plan(self) -> Plan:
+        return self.step.plan
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """Makes steps for one of the budgets over which plans are made ahead."""
+
+    of: Step
+    budget_bytes: int
+    watch: BudgetWatch
+    known: dict[str, Known]
+
+    def attempt(self, batch: tuple[Any, ...], count: int, quickly: bool) -> _Made:
+        self.of._quickly = quickly
+        plan = partial(self.of._plan, memory_bytes=self.budget_bytes)
+        compiled = partial(self.of._compiled, watch=self.watch, known=self.known)
+        if count > 1:
+            micro = self.of._micro
+            return _Made(*replace(micro, work=replace(micro.work, plan=plan, compiled=compiled)).step(batch, count))
+        part = self.of._capture(batch)
+        made, costs = plan(part.graph, part.exact)
+        return _Made(compiled(part.graph, made, part.captured.externals, costs), part.captured)

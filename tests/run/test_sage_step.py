@@ -131,7 +131,7 @@ def test_a_sum_is_refused_whatever_is_allowed() -> None:
         assert "would do" not in str(answer.value)
 
 
-def test_a_batch_without_samples_and_a_budget_that_moves_stay_whole() -> None:
+def test_a_batch_without_samples_stays_whole() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = et.prepare(
@@ -139,6 +139,16 @@ def test_a_batch_without_samples_and_a_budget_that_moves_stay_whole() -> None:
         planner="sage",
     )  # fmt: skip
     assert not isinstance(step.plan, MicroPlan)
+
+
+def test_a_budget_that_moves_is_met_in_micro_batches_too() -> None:
     ours = work()
-    moving = et.prepare(ours.model, ours.loss, ours.optimizer, batch(), memory=lambda: 10**9, planner="sage")
+    with pytest.raises(Infeasible) as answer:
+        prepared(ours, 1, micro_batches=1)
+    budget = [10**9]
+    moving = et.prepare(ours.model, ours.loss, ours.optimizer, batch(), memory=lambda: budget[0], planner="sage")
     assert not isinstance(moving.plan, MicroPlan)
+    budget[0] = answer.value.smallest_bytes - 1
+    assert torch.isfinite(moving(*batch()))
+    assert isinstance(moving.plan, MicroPlan)
+    assert moving.plan.peak_bytes <= budget[0]
