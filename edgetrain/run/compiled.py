@@ -400,8 +400,8 @@ class CompiledStep:
     def _without_store(
         self, plan: Plan, program: Program, fault: PageFault, met: int | None
     ) -> tuple[Plan, Program, dict[str, Any], bool]:
-        """After a transfer failed: the plan without the store from there on, its program, and the tensors alive. A budget
-        that fell in this step holds for it too; the last says whether it needs more than that."""
+        """After a transfer failed: the plan without the store from there on, its program, and the tensors alive. A
+        budget that fell in this step holds for it too; the last says whether it needs more than that."""
         assert self._pages is not None
         assert fault.at is not None
         lost = self._pages.settle()

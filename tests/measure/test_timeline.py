@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def test_waits_for_the_store_are_told(tmp_path: Path) -> None:
 
 def test_a_step_whose_plan_changed_in_its_middle_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgetrain.run.adaptive.PERIOD_S", 0.0)
+    monkeypatch.setattr("edgetrain.run.adaptive.ASKING_PART", math.inf)
     asked, low = [0], tight()
     middle = range(0)
 

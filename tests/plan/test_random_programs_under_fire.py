@@ -14,6 +14,7 @@ page at random (`paged.py`), some are those of the planners. `EDGETRAIN_EXAMPLES
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 import re
@@ -144,6 +145,7 @@ class Fire:
             patch("edgetrain.run.step.make_plan", self.plan),
             patch("edgetrain.run.compiled.Pages", lambda *args, calls: Pages(*args, calls=self.disk.calls)),
             patch.object(adaptive, "PERIOD_S", 0.0),
+            patch.object(adaptive, "ASKING_PART", math.inf),
             patch.object(adaptive, "RUNGS", 4),
             patch.object(adaptive.Ladder, "within", noted),
         ):
