@@ -222,12 +222,17 @@ def write_page(folder: RunFolder, out: Path) -> Path:
 
 def sections(picture: Picture) -> str:
     """The picture as HTML: heading, drawings, tables."""
-    parts = [f"<h1>{escape(picture.title)}</h1><p>{escape(picture.note)}</p>"]
+    return f"<h1>{escape(picture.title)}</h1><p>{escape(picture.note)}</p>{drawings(picture)}"
+
+
+def drawings(picture: Picture) -> str:
+    """The same without a heading, as a part of another page."""
+    parts = []
     if picture.curves:
         parts.append(
             "<h2>Memory over a step</h2><p>The bytes held while each op runs. Point at an op for its name.</p>"
         )
-        parts.append(curves_svg(picture.curves, picture.budget_bytes))
+        parts.append(f'<div class="scroll">{curves_svg(picture.curves, picture.budget_bytes)}</div>')
     if picture.frontier is not None and picture.frontier_table is not None:
         parts.append(_html_table(picture.frontier_table, frontier_svg(picture.frontier)))
     parts += [_html_table(table) for table in picture.tables]
@@ -244,7 +249,9 @@ def _html_table(table: Table, drawing: str = "") -> str:
     title = f"<h2>{escape(table.title)}</h2>" if table.title else ""
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
     first = f"<tr>{head}</tr>" if any(table.header) else ""
-    return f"{title}{note}{drawing}<table>{first}{''.join(map(row, table.rows))}</table>"
+    drawing = f'<div class="scroll">{drawing}</div>' if drawing else ""
+    rows = "".join(map(row, table.rows))
+    return f'{title}{note}{drawing}<div class="scroll"><table>{first}{rows}</table></div>'
 
 
 def _made_by(record: Record) -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, Value, new_record
-from edgetrain.report.html import number, write_page
+from edgetrain.report.html import write_page
+from edgetrain.report.numbers import number
 
 EVIL = "<script>alert(1)</script>"
 
@@ -38,7 +39,7 @@ def test_text_is_escaped_and_nothing_is_fetched(tmp_path: Path) -> None:
 def test_a_missing_value_is_not_zero(tmp_path: Path) -> None:
     page = write_page([folder(tmp_path / "run")], tmp_path / "page.html").read_text()
     assert "unavailable" in page
-    assert '<td>energy</td><td class="number">—</td>' in page
+    assert '<td>energy</td><td class="number soft">—</td>' in page
 
 
 @pytest.mark.parametrize(
