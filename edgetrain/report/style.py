@@ -31,7 +31,7 @@ body { font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; 
        -webkit-text-size-adjust: 100%; }
 h1 { font-size: 1.6rem; line-height: 1.2; letter-spacing: -.01em; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.4rem 0 .3rem; }
-p, .soft { color: var(--soft); } p { margin: .2rem 0 .8rem; } .small { font-size: .8rem; }
+p, .soft { color: var(--soft); } p { margin: .2rem 0 .8rem; overflow-wrap: anywhere; } .small { font-size: .8rem; }
 .run + .run { margin-top: 4rem; padding-top: 2rem; border-top: 2px solid var(--line); }
 a { color: var(--accent); }
 code { font-size: .88em; overflow-wrap: anywhere; }
@@ -120,7 +120,7 @@ _VIEW = """
 .hint { color: var(--soft); font-size: .8rem; margin: .35rem 0 0; }
 @media (max-width: 44rem) {
   body { margin-top: 1rem; padding: 0 .8rem; } h1 { font-size: 1.3rem; }
-  .cards { grid-template-columns: repeat(2, 1fr); gap: .5rem; } .card { padding: .6rem .7rem; }
+  .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .5rem; } .card { padding: .6rem .7rem; }
   .card .figure { font-size: 1.45rem; }
   .tip { position: static; width: auto; margin-top: .4rem; box-shadow: none; }
   .scroll > svg { width: auto; min-width: 42rem; max-width: none; }

@@ -134,8 +134,9 @@ def _row(row: Row) -> dict[str, Any]:
 
 def _track(track: Track) -> dict[str, Any]:
     known = track.values[np.isfinite(track.values)]
-    figures = (
-        {"mean": float(known.mean()), "least": float(known.min()), "most": float(known.max())} if len(known) else {}
-    )
+    figures = {}
+    if len(known):
+        mean = float((known / len(known)).sum())  # a sum of hostile numbers would not be finite
+        figures = {"mean": mean, "least": float(known.min()), "most": float(known.max())}
     about = {"name": track.name, "source": track.source, "quantity": track.quantity, "unit": track.unit}
     return {**about, "origin": track.origin, "samples": len(known), **figures}

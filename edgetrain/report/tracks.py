@@ -139,7 +139,9 @@ def rate(at_ns: Ints, total: Floats, least_window_s: float = 0.0) -> tuple[Ints,
     keep = _spaced(at_ns, max(1, round(least_window_s * 1e9)))
     at_ns, total = at_ns[keep], total[keep]
     grown = np.diff(total)
-    found = np.where(grown >= 0, grown / np.maximum(np.diff(at_ns) * 1e-9, 1e-12), np.nan)
+    with np.errstate(over="ignore"):  # of numbers that no sensor gives
+        found = grown / np.maximum(np.diff(at_ns) * 1e-9, 1e-12)
+    found = np.where((grown >= 0) & np.isfinite(found), found, np.nan)
     return at_ns, np.append(found, np.full(min(1, len(at_ns)), np.nan))
 
 

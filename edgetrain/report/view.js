@@ -136,6 +136,11 @@
         context.fillStyle = colour("again");
         context.fillRect(left, top + height - 5, Math.max(width - (width > 3 ? 0.8 : 0), 0.7), 5);
       }
+      if (row.current && view.op === i) {
+        context.strokeStyle = colour("ink");
+        context.lineWidth = 2;
+        context.strokeRect(left, top + 1, Math.max(width - 0.8, 1), height - 2);
+      }
       if (width > 14) {
         context.fillStyle = colour("on-bar");
         context.fillText(fitted(context, row.label(i), width - 8), left + 4, top + height / 2);
@@ -237,7 +242,7 @@
     if (layers.length) lanes.push(barLane("layers", layers, 18));
     const ops = lanes.length;
     lanes.push(barLane("ops", [{
-      begin: op.begin, end, colour: (i) => colour("c" + op.category[i]), label: (i) => text("name", i), mark: (i) => op.why[i] === 1,
+      begin: op.begin, end, colour: (i) => colour("c" + op.category[i]), label: (i) => text("name", i), mark: (i) => op.why[i] === 1, current: true,
     }], 32));
     const grouped = quantities(step.tracks);
     const powers = grouped.find((tracks) => tracks[0].quantity === "power");
@@ -275,22 +280,24 @@
 
   function powerLane(step, op, end, tracks) {
     const energy = step.energy;
-    const values = energy ? finite(op.group.map((g) => (g < 0 ? null : energy.power[g]))) : [];
+    const levels = energy ? finite(op.group.map((g) => (g < 0 ? null : energy.power[g]))) : [];
+    // Room for intervals, but not for those that say next to nothing: they are cut off at the top.
+    const ends = energy ? finite(op.group.map((g) => (g < 0 ? null : energy.power_high[g]))).filter((high) => high < 1.3 * most(levels)) : [];
     const lane = lineLane("power", tracks.length ? tracks[0].origin : energy.origin, "W", tracks, {
-      colour: "power", values, height: 84,
+      colour: "power", values: levels.concat(ends), height: 84,
       under(context, view, y) {
         if (!energy) return;
-        const levels = new Path2D(), intervals = new Path2D();
+        const means = new Path2D(), intervals = new Path2D();
         for (let i = Math.max(0, before(op.begin, view.from)); i < op.begin.length && op.begin[i] <= view.to; i++) {
           const g = op.group[i];
           if (g < 0 || energy.power[g] === null) continue;
           const left = view.x(op.begin[i]), width = view.x(end[i]) - left, low = energy.power_low[g], high = energy.power_high[g];
-          levels.rect(left, y(energy.power[g]), width, y(0) - y(energy.power[g]));
+          means.rect(left, y(energy.power[g]), width, y(0) - y(energy.power[g]));
           if (low !== null && high !== null && width > 2) intervals.rect(left, y(high), width, Math.max(1, y(low) - y(high)));
         }
         context.fillStyle = colour("power");
         context.globalAlpha = 0.22;
-        context.fill(levels);
+        context.fill(means);
         context.fill(intervals);
         context.globalAlpha = 1;
       },
@@ -385,7 +392,7 @@
 
   class View {
     constructor(root, model) {
-      Object.assign(this, { root, model, from: 0, to: model.span, width: 0, at: null, fingers: new Map(), drag: null, due: false });
+      Object.assign(this, { root, model, from: 0, to: model.span, width: 0, at: null, op: -1, fingers: new Map(), drag: null, due: false });
       this.height = MAP + AXIS + model.lanes.reduce((sum, lane) => sum + lane.height + TITLE + GAP, 0) + BOTTOM;
       this.build();
       this.listen();
@@ -570,6 +577,7 @@
     point(at, y) {
       this.at = at;
       const told = this.model.tip(at);
+      this.op = told.op;
       this.root.dataset.op = told.op;
       this.tip.replaceChildren(make("b", "", told.title));
       if (told.where) this.tip.append(make("div", "where", told.where));
@@ -590,6 +598,7 @@
     leave() {
       if (this.at === null) return;
       this.at = null;
+      this.op = -1;
       this.tip.hidden = true;
       this.draw();
     }

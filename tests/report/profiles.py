@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import edgetrain as et
+from edgetrain.measure.attributed import FILE as ATTRIBUTION
 from edgetrain.measure.attributed import Attributed, Group, save_attributed
 from edgetrain.measure.record import RunFolder, Value, new_record
 from edgetrain.measure.sampling import BLOCK, FORMAT, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel
-from edgetrain.measure.timeline import Timeline, Tracer
+from edgetrain.measure.timeline import WHAT_FILE, Timeline, Tracer
 from edgetrain.plan.lifetimes import timeline as moments
 from edgetrain.report import memory
 from edgetrain.report.memory import Curve, Instant, Picture, Table
@@ -204,3 +205,53 @@ def _rest(timeline: Timeline, at: Ints) -> list[Source]:
         ("cpu frequency", (Channel("cpu0_frequency_hz", "Hz", False, "measured"),), clock[:, None]),
         ("nothing", (Channel("gpu_utilisation", "1", False, "unavailable"),), np.full((len(at), 1), np.nan)),
     ]
+
+
+# Hostile runs: script in every name, numbers of any size
+
+
+def evil_ops(folder: RunFolder) -> None:
+    file = folder.path / WHAT_FILE
+    told = json.loads(file.read_text())
+    for op in told["ops"]:
+        op |= {"name": EVIL, "module": f"a.{EVIL}", "kind": EVIL, "flops": 2**63 - 1}
+    file.write_text(json.dumps(told))
+
+
+def evil_record(folder: RunFolder) -> None:
+    record = folder.load()
+    summary = {
+        EVIL: Value(EVIL, EVIL, "measured"),
+        "huge": Value(1.7e308, "s", "measured"),
+        "long": Value(10**299, "B", "derived"),
+    }
+    machine = replace(record.machine, cpu=EVIL, cores=10**200, memory_bytes=10**200, os=EVIL)
+    versions = replace(record.versions, torch=EVIL)
+    folder.save(
+        replace(
+            record, command=(EVIL,), created=EVIL, commit=EVIL, summary=summary, machine=machine, versions=versions,
+            notes=(EVIL, "long " * 10_000),
+        )
+    )  # fmt: skip
+
+
+def evil_samples(folder: RunFolder) -> None:
+    head, _, rest = (folder.path / SAMPLES).read_bytes().partition(b"\n")
+    told = json.loads(head)
+    for n, source in enumerate(told["sources"]):
+        source["name"] = EVIL.replace("/", "") + str(n)
+        for m, channel in enumerate(source["channels"]):
+            channel["name"] = f"<b onload=x>{m}"
+    rows = np.frombuffer(rest[8:32], dtype="<f8").copy()
+    rows[2] = 1e308
+    (folder.path / SAMPLES).write_bytes(json.dumps(told).encode() + b"\n" + rest[:8] + rows.tobytes() + rest[32:])
+
+
+def evil_energy(folder: RunFolder) -> None:
+    told = json.loads((folder.path / ATTRIBUTION).read_text())
+    told["attributed"][0] |= {"source": EVIL, "quantity": EVIL}
+    told["attributed"][0]["groups"][0] |= {"amount": 1e308, "low": -1e308, "high": 1.7e308}
+    (folder.path / ATTRIBUTION).write_text(json.dumps(told))
+
+
+HOSTILE = (evil_ops, evil_record, evil_samples, evil_energy)
