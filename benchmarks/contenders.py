@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import random
 import statistics
 import subprocess
@@ -39,6 +38,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import edgetrain as et
 from edgetrain import zoo
+from edgetrain.measure.intervals import ratio_interval
 from edgetrain.measure.record import new_record
 from edgetrain.run.memory import allocated_peak
 from edgetrain.zoo.models.bert import Layer
@@ -282,20 +282,10 @@ def compete(contenders: Iterable[tuple[Case, Way]], rounds: int) -> tuple[Times,
         return times, {name: one.ask("memory") for name, one in running.items()}
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median with a 95 % interval from order statistics, which assumes nothing of the distribution."""
-    ordered, n = sorted(values), len(values)
-    rank, tail = 0, 0.5**n
-    while rank < n // 2 and tail + math.comb(n, rank + 1) * 0.5**n <= 0.025:
-        rank += 1
-        tail += math.comb(n, rank) * 0.5**n
-    return statistics.median(ordered), ordered[rank], ordered[n - 1 - rank]
-
-
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
     """Of times, taken within each round."""
-    median, low, high = median_interval([a / b for a, b in zip(ours, theirs, strict=True)])
-    return {"median": median, "low": low, "high": high}
+    found = ratio_interval(ours, theirs)
+    return {"median": found.value, "low": found.low, "high": found.high}
 
 
 def about() -> dict[str, Any]:

@@ -4,6 +4,7 @@ training really costs.
 The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
 `capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.
 `prepare` does all of it. `model_costs` takes the place of `measure_costs` for a device that is not here.
+`profile` measures a step, op by op.
 """
 
 from edgetrain.costs.measured import measure_costs
@@ -14,6 +15,7 @@ from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserErro
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import verify
+from edgetrain.measure.profile import Profile, profile
 from edgetrain.plan.budget import Budget
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
@@ -36,6 +38,7 @@ __all__ = [
     "InternalError",
     "MemoryTrace",
     "Plan",
+    "Profile",
     "Step",
     "UserError",
     "__version__",
@@ -47,5 +50,6 @@ __all__ = [
     "model_costs",
     "plan",
     "prepare",
+    "profile",
     "verify",
 ]

@@ -36,9 +36,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody's graphs are found, and none is left behind."""
+    """Nobody's graphs and settings are found, and none is left behind."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("EDGETRAIN_CACHE", str(folder))
+    monkeypatch.setenv("EDGETRAIN_CONFIG", str(folder / "config"))
     return folder
 
 

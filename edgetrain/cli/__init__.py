@@ -14,12 +14,16 @@ from typing import Annotated
 import typer
 
 from edgetrain import __version__
+from edgetrain.cli.calibrate import calibrate
+from edgetrain.cli.compare import compare
 from edgetrain.cli.demo import demo
 from edgetrain.cli.devices import devices
+from edgetrain.cli.doctor import doctor
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.output import notes, stopped
 from edgetrain.cli.plan import plan
+from edgetrain.cli.profile import profile
 from edgetrain.cli.report import report
 from edgetrain.cli.train import train
 from edgetrain.errors import EdgetrainError, InternalError
@@ -45,7 +49,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for command in (train, plan, graph, models, devices, report, demo):
+for command in (train, plan, profile, graph, models, devices, doctor, calibrate, report, compare, demo):
     app.command()(_interruptible(command))
 
 

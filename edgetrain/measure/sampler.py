@@ -32,7 +32,7 @@ from typing import IO, Any
 import edgetrain.measure
 from edgetrain.errors import InternalError, UserError
 from edgetrain.measure.sampling import Paced, Read, Summary, Task
-from edgetrain.measure.sensors.source import Source
+from edgetrain.measure.sensors import Source, find
 
 LEAST_PERIOD_S, MOST_PERIOD_S = 0.001, 60.0
 _PATIENCE_S = 10.0
@@ -53,12 +53,13 @@ main()
 class Sampler:
     """A sampler, from entering a block to leaving it.
 
-    period_s: between two ticks. seed: of the random places of the ticks in their slots; any by default.
+    sources: what to read; None: all that this machine has, of this process. period_s: between two ticks.
+    seed: of the random places of the ticks in their slots; any by default.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source | Paced],
+        sources: Sequence[Source | Paced] | None,
         folder: Path | str,
         period_s: float = 0.01,
         *,
@@ -70,6 +71,8 @@ class Sampler:
                 expected=f"{LEAST_PERIOD_S:g} to {MOST_PERIOD_S:g} seconds",
                 received=f"{period_s:g}",
             )
+        if sources is None:
+            sources = [source for _, source in find(pid=os.getpid(), reads=0) if source is not None]
         self.folder = Path(folder)
         self.task = Task(
             tuple(one if isinstance(one, Paced) else Paced(one) for one in sources),

@@ -102,7 +102,7 @@ def read_summary(folder: Path | str) -> Summary:
     """How the sampler of a run folder fared."""
     data = read_json(Path(folder) / SUMMARY)
     kinds: dict[str, type] = {"ended": str, "keeps_up": bool, "ticks_due": int, "ticks_delivered": int}
-    kinds |= {"resident_bytes": int, "wall_offset_start_ns": int, "wall_offset_end_ns": int}
+    kinds |= {"scheduling": str, "resident_bytes": int, "wall_offset_start_ns": int, "wall_offset_end_ns": int}
     values: dict[str, Any] = {"ended": data.get("ended", str)}
     for field in fields(Summary):
         if field.name not in ("ended", "sources", "notes"):
@@ -155,7 +155,7 @@ def _source(data: Fields) -> tuple[str, tuple[Channel, ...]]:
         raise data.wrong("channels", f"at most {MOST_CHANNELS} channels", f"{len(listed)}")
     channels = tuple(_channel(Fields(data.file, {"channel": one}, data.prefix).inside("channel")) for one in listed)
     _distinct(data, "channels", [channel.name for channel in channels])
-    return _name(data), channels
+    return _name(data, "name"), channels
 
 
 def _channel(data: Fields) -> Channel:
@@ -163,16 +163,22 @@ def _channel(data: Fields) -> Channel:
     for name, value in (("least_window_s", data.get("least_window_s", float)), ("plus_minus", plus_minus)):
         if value is not None and not 0 <= value <= 1e9:
             raise data.wrong(name, "a number of 0 and more", repr(value))
-    unit, kind = data.choice("unit", get_args(Unit)), data.choice("kind", get_args(Kind))
-    least = float(data.get("least_window_s", float))
-    return Channel(_name(data), cast(Unit, unit), data.get("counter", bool), cast(Kind, kind), least, plus_minus)
+    return Channel(
+        name=_name(data, "name"),
+        unit=cast(Unit, data.choice("unit", get_args(Unit))),
+        counter=data.get("counter", bool),
+        kind=cast(Kind, data.choice("kind", get_args(Kind))),
+        least_window_s=float(data.get("least_window_s", float)),
+        plus_minus=plus_minus,
+        part_of=None if data.values.get("part_of", ...) is None else _name(data, "part_of"),
+    )
 
 
-def _name(data: Fields) -> str:
+def _name(data: Fields, field: str) -> str:
     """Names become keys, lines of a table, perhaps files: nothing in one may lead anywhere."""
-    name = data.get("name", str)
+    name = data.get(field, str)
     if not 0 < len(name) <= MOST_NAME or not name.isprintable() or set(name) & set("/\\"):
-        raise data.wrong("name", f"1 to {MOST_NAME} printable characters without slashes", repr(name[:60]))
+        raise data.wrong(field, f"1 to {MOST_NAME} printable characters without slashes", repr(name[:60]))
     return name
 
 

@@ -36,7 +36,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,10 +53,14 @@ LEAST_DELIVERED, MOST_LATE_S, MOST_CORE = 0.99, 0.002, 0.015
 _FLUSH_NS = 1_000_000_000
 _RETRY_READS = 9  # a source that is gone is left alone for so many reads
 _MOST_NOTES = 50
-_READS_SHARE = 0.008  # of one core, for all reads together; what is left of 1.5 % pays for waking up and writing
-_SLOWEST = 128  # a source is read once in so many ticks at least
-_URGENT = {"J", "W", "A", "V", "s"}  # energy, power, CPU time: what ops are told apart by
+_READS_SHARE = 0.006  # of one core, for all reads together; what is left of 1.5 % pays for waking up and writing
+_LITTLE_SHARE = 0.003  # reads that take no more than this are not what makes a sampler dear
+_SLOWEST = 32  # a source is read once in so many ticks at least
+_POWER = {"J", "W", "A", "V"}  # what ops are told apart by
 _BIN_NS, _BINS = 10_000, 10_000  # lateness in bins of 10 µs up to 100 ms
+_LATEST_NS = _BIN_NS * _BINS
+_PAUSE_NS = 5_000_000
+_PLACES = 4096  # random places of ticks, then they come again
 _JUMP_NS = 20_000_000  # a clock that is only adjusted gains 0.5 ms a second at most
 
 
@@ -98,6 +102,7 @@ class Summary:
         sampler was killed.
     core_share: CPU seconds of the sampler over the seconds it sampled.
     wall_offset_*_ns: wall clock minus monotonic clock.
+    scheduling: "real time", "preferred" or "as any process": what the system let it have.
     notes: what the reader of the record must know, as sentences.
     """
 
@@ -115,6 +120,7 @@ class Summary:
     wall_offset_start_ns: int | None = None
     wall_offset_end_ns: int | None = None
     keeps_up: bool | None = None
+    scheduling: str | None = None
     sources: tuple[Read, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -172,16 +178,20 @@ class Notes:
 
 
 class Series:
-    """One source, and the rows that are not written yet."""
+    """One source, and the rows that are not written yet.
+
+    A tick finds cold caches: what `sample` does in the usual case is one line of calls that were looked up before.
+    """
 
     def __init__(self, number: int, asked: Paced, cost_s: float, period_ns: int) -> None:
         self.number, self.source, self.cost_s = number, asked.source, cost_s
-        self.every, self.free = asked.every or 1, asked.every is None
+        self.every, self.free = asked.every or _useful(asked.source, period_ns), asked.every is None
         self.row = struct.Struct(f"<qq{len(self.source.channels)}d")
-        self.room = 2 * _FLUSH_NS // (period_ns * self.every) + 2
-        self.buffer = bytearray(BLOCK.size + self.room * self.row.size)
-        self.rows = self.reads = self.failed = 0
-        self.gone, self.wait = False, 0
+        room = 2 * _FLUSH_NS // (period_ns * self.every) + 2
+        self.buffer, self.place = bytearray(BLOCK.size + room * self.row.size), BLOCK.size
+        self.read, self.pack, self.size = self.source.read, self.row.pack_into, self.row.size
+        self.reads = self.failed = self.wait = 0
+        self.gone = False
 
     def sample(self, now_ns: Callable[[], int], notes: Notes) -> None:
         """Read once, with the time before and after."""
@@ -190,43 +200,44 @@ class Series:
             return
         before = now_ns()
         try:
-            values = self.source.read()
-            self._put(before, now_ns(), values, notes)
+            values = self.read()
+            after = now_ns()
+            self.pack(self.buffer, self.place, before, after, *values)
+            self.gone = False
+        except (struct.error, OverflowError):  # a None among them: looked for only where it happens
+            self._pack_what_is_there(before, after, values, notes)
         except Exception as error:  # whatever a source does, sampling goes on
-            self._put(before, now_ns(), (None,) * len(self.source.channels), notes, f"{type(error).__name__}: {error}")
+            self._nothing(before, now_ns(), f"{type(error).__name__}: {error}", notes)
+        self.place += self.size
         self.reads += 1
 
-    def _put(
-        self, before: int, after: int, values: Sequence[float | None], notes: Notes, why: str = "it gives nothing"
-    ) -> None:
-        place = BLOCK.size + self.rows * self.row.size
-        try:
-            self.row.pack_into(self.buffer, place, before, after, *values)
+    def _pack_what_is_there(self, before: int, after: int, values: Sequence[float | None], notes: Notes) -> None:
+        count = len(self.source.channels)
+        numbers = [_number(value) for value in values]
+        if len(numbers) != count:
+            self._nothing(before, after, f"{len(numbers)} values for {count} channels", notes)
+        elif all(map(math.isnan, numbers)):
+            self._nothing(before, after, "it gives nothing", notes)
+        else:
+            self.pack(self.buffer, self.place, before, after, *numbers)
             self.gone = False
-        except (struct.error, OverflowError):  # a None among them: told apart only where it happens, for speed
-            if len(values) != len(self.source.channels):
-                raise ValueError(f"{len(values)} values for {len(self.source.channels)} channels") from None
-            numbers = [_number(value) for value in values]
-            self.row.pack_into(self.buffer, place, before, after, *numbers)
-            self.gone = self._nothing(why, notes) if all(map(math.isnan, numbers)) else False
-        self.rows += 1
 
-    def _nothing(self, why: str, notes: Notes) -> bool:
+    def _nothing(self, before: int, after: int, why: str, notes: Notes) -> None:
         """The source is gone. That is said once, and it is asked again now and then."""
+        self.pack(self.buffer, self.place, before, after, *[math.nan] * len(self.source.channels))
         if not self.gone:
             when = "from some moment on" if self.reads > self.failed else "from the start"
             notes.say(f"The source {self.source.name} could not be read {when} ({why[:200]}).")
         self.failed += 1
-        self.wait = _RETRY_READS
-        return True
+        self.gone, self.wait = True, _RETRY_READS
 
     def block(self) -> memoryview | None:
         """The rows so far as one block, and the buffer empty again."""
-        if not self.rows:
+        end, self.place = self.place, BLOCK.size
+        if end == BLOCK.size:
             return None
-        BLOCK.pack_into(self.buffer, 0, self.number, self.rows)
-        size, self.rows = BLOCK.size + self.rows * self.row.size, 0
-        return memoryview(self.buffer)[:size]
+        BLOCK.pack_into(self.buffer, 0, self.number, (end - BLOCK.size) // self.size)
+        return memoryview(self.buffer)[:end]
 
 
 def _number(value: object) -> float:
@@ -247,10 +258,6 @@ class Ticks:
     delivered: int = 0
     most_ns: int = 0
     bins: list[int] = field(default_factory=lambda: [0] * (_BINS + 1))
-
-    def late(self, late_ns: int) -> None:
-        self.bins[min(late_ns // _BIN_NS, _BINS)] += 1
-        self.most_ns = max(self.most_ns, late_ns)
 
     def quantile_s(self, part: float) -> float | None:
         """The upper end of the bin that holds it."""
@@ -277,47 +284,53 @@ class Recorder:
     out: Out
     clock: Clock
     notes: Notes
+    period_ns: int
     ticks: Ticks = field(default_factory=Ticks)
     offset_ns: int = 0
     flushed_ns: int = 0
     flushed_cpu_ns: int = 0
 
-    def run(self, stop: Stop, period_ns: int, place: Callable[[], float]) -> str:
-        """Sample until told to stop; the reason. place: where in the first half of a slot a tick lies, 0 to 1."""
-        first = self.clock.now_ns()
+    def run(self, stop: Stop, places: Sequence[float]) -> str:
+        """Sample until told to stop; the reason. places: where in the first half of their slots ticks lie, 0 to 1, over
+        and over. (One loop without calls that could be saved: see `Series`.)"""
+        now_ns, sleep_until = self.clock.now_ns, self.clock.sleep_until
+        ticks, bins, series, notes, period_ns = self.ticks, self.ticks.bins, self.series, self.notes, self.period_ns
+        offsets, turns = [int(place * period_ns / 2) for place in places], len(places)
+        first = now_ns()
         self.flushed_ns, self.flushed_cpu_ns = first, self.clock.cpu_ns()
         self.offset_ns = self.clock.wall_ns() - first
         slot = 0
         while True:
-            due = first + slot * period_ns + int(place() * period_ns / 2)
-            self.clock.sleep_until(due)
-            woke = self.clock.now_ns()
+            due = first + slot * period_ns + offsets[slot % turns]
+            sleep_until(due)
+            woke = now_ns()
             if stop.reason is not None:
-                break
-            self.ticks.late(max(woke - due, 0))
+                ticks.due = slot
+                return stop.reason if self._flush() else "disk"
+            late = woke - due if woke > due else 0  # a sleep is rounded to a nanosecond or two
+            bins[late // _BIN_NS if late < _LATEST_NS else _BINS] += 1
+            if late > ticks.most_ns:
+                ticks.most_ns = late
             passed = (woke - first) // period_ns
             if passed > slot:  # its slot is over
                 slot = passed
                 continue
-            if not self._tick(slot, woke):
-                return "disk"
+            for one in series:
+                if (slot + one.number) % one.every == 0:  # not all of the slow ones at once
+                    one.sample(now_ns, notes)
             slot += 1
-            self.ticks.due = slot
-        self.ticks.due = slot
-        return stop.reason if self._flush() else "disk"
-
-    def _tick(self, slot: int, woke_ns: int) -> bool:
-        for series in self.series:
-            if (slot + series.number) % series.every == 0:  # not all of the slow ones at once
-                series.sample(self.clock.now_ns, self.notes)
-        self.ticks.delivered += 1
-        return woke_ns < self.flushed_ns + _FLUSH_NS or self._flush()
+            ticks.delivered += 1
+            ticks.due = slot
+            if woke - self.flushed_ns >= _FLUSH_NS and not self._flush():
+                return "disk"
 
     def _flush(self) -> bool:
         """Write what is there, and look whether all is well. False: the disk takes no more."""
         now, cpu = self.clock.now_ns(), self.clock.cpu_ns()
         self._watch_the_wall_clock(now)
-        if now - self.flushed_ns >= _FLUSH_NS and cpu - self.flushed_cpu_ns > MOST_CORE * (now - self.flushed_ns):
+        passed, spent = now - self.flushed_ns, cpu - self.flushed_cpu_ns
+        dear = passed >= _FLUSH_NS and spent > MOST_CORE * passed
+        if dear and share(self.series, self.period_ns) > _LITTLE_SHARE:
             slow_down(self.series)
         self.flushed_ns, self.flushed_cpu_ns = now, cpu
         try:
@@ -350,36 +363,49 @@ def _disk(error: OSError) -> str:
 
 def pace(series: Sequence[Series], period_ns: int) -> None:
     """Read the dear ones less often, until all reads together take no more than their share of a core."""
-    room = _READS_SHARE * period_ns / 1e9
-    while sum(one.cost_s / one.every for one in series) > room:
-        if not slow_down(series):
-            break
+    while share(series, period_ns) > _READS_SHARE and slow_down(series):
+        pass
+
+
+def share(series: Sequence[Series], period_ns: int) -> float:
+    """Of one core, that the reads take."""
+    return sum(one.cost_s / one.every for one in series) / (period_ns * 1e-9)
 
 
 def slow_down(series: Sequence[Series]) -> bool:
-    """Read the dearest source half as often; one that ops are told apart by only when no other is left. False: none is
-    left at all."""
-    for urgent in (False, True):
-        open_ = [one for one in series if one.free and one.every < _SLOWEST and _is_urgent(one.source) == urgent]
+    """Read the source that takes most half as often; one of power only when no other is left. False: none is left."""
+    for power in (False, True):
+        open_ = [one for one in series if one.free and one.every < _SLOWEST and _is_power(one.source) == power]
         if open_:
             max(open_, key=lambda one: one.cost_s / one.every).every *= 2
             return True
     return False
 
 
-def _is_urgent(source: Source) -> bool:
-    return any(channel.unit in _URGENT for channel in source.channels)
+def _useful(source: Source, period_ns: int) -> int:
+    """Every how many ticks a source says something new: a counter whose differences over less are mostly rounding is
+    read twice in that time."""
+    least_s = min((channel.least_window_s for channel in source.channels), default=0.0)
+    return max(1, min(round(least_s * 1e9 / period_ns / 2), _SLOWEST))
 
 
-def _cost_s(source: Source, clock: Clock) -> float:
-    """CPU seconds of one read: the median of some, after one that opens and caches."""
-    taken = []
-    for _ in range(6):
-        before = clock.cpu_ns()
-        with contextlib.suppress(Exception):  # said where it is sampled
-            source.read()
-        taken.append(clock.cpu_ns() - before)
-    return sorted(taken[1:])[2] / 1e9
+def _is_power(source: Source) -> bool:
+    return any(channel.unit in _POWER for channel in source.channels)
+
+
+def _costs_s(sources: Sequence[Source], clock: Clock) -> list[float]:
+    """CPU seconds of one read of each: the median of five, after one that opens. With pauses as between ticks, because
+    caches that are warm would make reads look half as dear; in turns, because the first one finds them coldest."""
+    taken: list[list[int]] = [[] for _ in sources]
+    for turn in range(6):
+        clock.sleep_until(clock.now_ns() + _PAUSE_NS)
+        for n in range(len(sources)):
+            place = (n + turn) % len(sources)
+            before = clock.cpu_ns()
+            with contextlib.suppress(Exception):  # said where it is sampled
+                sources[place].read()
+            taken[place].append(clock.cpu_ns() - before)
+    return [sorted(costs[1:])[2] / 1e9 for costs in taken]
 
 
 # The process
@@ -403,7 +429,11 @@ def header(series: Sequence[Series], period_ns: int, clock: Clock) -> bytes:
 
 def _channels(source: Source) -> list[dict[str, object]]:
     names = distinct([channel.name for channel in source.channels])
-    return [{**asdict(channel), "name": name} for channel, name in zip(source.channels, names, strict=True)]
+    renamed = dict(zip([channel.name for channel in source.channels], names, strict=True))
+    return [
+        {**asdict(channel), "name": name, "part_of": renamed.get(channel.part_of or "", channel.part_of)}
+        for channel, name in zip(source.channels, names, strict=True)
+    ]
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -418,11 +448,14 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 def begin(task: Task, clock: Clock) -> list[Series]:
     """Open the sources, and decide how often each is read."""
-    series = []
-    for number, one in enumerate(task.sources):
+    for one in task.sources:
         with contextlib.suppress(Exception):  # said where it is sampled
             one.source.open()
-        series.append(Series(number, one, _cost_s(one.source, clock), task.period_ns))
+    costs = _costs_s([one.source for one in task.sources], clock)
+    series = [
+        Series(number, one, cost, task.period_ns)
+        for number, (one, cost) in enumerate(zip(task.sources, costs, strict=True))
+    ]
     pace(series, task.period_ns)
     return series
 
@@ -432,13 +465,13 @@ def record(task: Task, stop: Stop, clock: Clock, ready: Callable[[], None]) -> S
     series = begin(task, clock)
     file = File(Path(task.folder) / SAMPLES)
     notes, draw = Notes(), random.Random(task.seed)
-    recorder = Recorder(series, file, clock, notes)
+    recorder = Recorder(series, file, clock, notes, task.period_ns)
     try:
         file.write(header(series, task.period_ns, clock))
         ready()
         gc.freeze()
         wall, cpu, started = clock.wall_ns() - clock.now_ns(), clock.cpu_ns(), clock.now_ns()
-        ended = recorder.run(stop, task.period_ns, draw.random)
+        ended = recorder.run(stop, [draw.random() for _ in range(_PLACES)])
         elapsed, cpu_after = clock.now_ns() - started, clock.cpu_ns()
     finally:
         file.close()
@@ -519,8 +552,7 @@ def main() -> None:
     stop = Stop()
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "reason", stop.reason or "asked"))
     task: Task = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))  # from our own parent, over a pipe
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -10)  # where it may: a busy machine must not make it late
+    scheduling = _go_first()
     threading.Thread(target=_listen, args=(stop,), daemon=True).start()
 
     def say(data: dict[str, Any]) -> None:
@@ -529,6 +561,7 @@ def main() -> None:
 
     try:
         summary = record(task, stop, _WatchedClock(stop, task.parent), lambda: say({"ready": True}))
+        summary = replace(summary, scheduling=scheduling)
         with contextlib.suppress(OSError):  # a full disk: the parent has it, too
             (Path(task.folder) / SUMMARY).write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
         say({"summary": asdict(summary)})
@@ -537,6 +570,18 @@ def main() -> None:
     except BaseException:
         say({"failed": traceback.format_exc()[-4000:]})
     os._exit(0)  # without waiting for the thread that listens
+
+
+def _go_first() -> str:
+    """Be run before others when a tick is due, as far as the system allows: beside training on every core, a process
+    like any other would be late by milliseconds."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        return "real time"
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+        return "preferred"
+    return "as any process"
 
 
 def _exactly(size: int) -> bytes:

@@ -242,6 +242,17 @@ class Step:
             keep_freed_memory()
         return result
 
+    def evaluate(self, *batch: Any) -> torch.Tensor:
+        """The loss in evaluation mode, as plain PyTorch computes it; nothing is changed."""
+        training = {module: module.training for module in self._model.modules()}
+        try:
+            self._model.eval()
+            with torch.no_grad():
+                return self._loss(self._model, *batch)
+        finally:
+            for module, was in training.items():
+                module.training = was
+
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name; nothing is changed."""
         return self._try(batch, lambda step: step.gradients(*batch))

@@ -47,6 +47,21 @@ def test_records_on_the_clock_of_this_process(tmp_path: Path) -> None:
     assert not samples.cut_off
 
 
+def test_what_this_machine_has_is_read_in_the_other_process(tmp_path: Path) -> None:
+    """CPU time and memory are those of this process, not of the sampler."""
+    with Sampler(None, tmp_path) as sampler:
+        busy = time.process_time() + 0.3
+        while time.process_time() < busy:
+            pass
+    samples = read_samples(tmp_path)
+    _, seconds = samples.source("process time").column("process_time_s")
+    assert 0.25 < np.nanmax(seconds) - np.nanmin(seconds) < 3
+    _, resident = samples.source("process memory").column("process_resident_bytes")
+    assert np.nanmax(resident) > 100e6  # PyTorch is loaded here
+    assert sampler.summary.resident_bytes is not None
+    assert sampler.summary.resident_bytes < 50e6
+
+
 def test_its_process_is_small(tmp_path: Path) -> None:
     sampler = recorded(tmp_path, 0.1, Loaded("loaded"))
     assert (read_samples(tmp_path).series[0].values == 0).all()

@@ -17,6 +17,7 @@ from edgetrain.measure.samples import Samples, read_samples, read_summary
 
 CHANNEL = {
     "name": "a", "unit": "J", "counter": True, "kind": "measured", "least_window_s": 0.0, "plus_minus": None,
+    "part_of": None,
 }  # fmt: skip
 HEADER: dict[str, Any] = {
     "format": "edgetrain samples", "schema": 1, "clock": "monotonic", "period_ns": 10**7, "started_ns": 5,
@@ -121,6 +122,8 @@ def changed(**changes: Any) -> list[dict[str, Any]]:
         ({"sources": changed(name="")}, "without slashes"),
         ({"sources": changed(name="x" * 201)}, "without slashes"),
         ({"sources": changed(name="a\nb")}, "without slashes"),
+        ({"sources": changed(part_of="a/b")}, "part_of"),
+        ({"sources": changed(part_of=1)}, "part_of"),
         ({"sources": changed(unit="furlong")}, "unit"),
         ({"sources": changed(kind="guessed")}, "kind"),
         ({"sources": changed(counter=1)}, "counter"),
@@ -164,8 +167,9 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
 
 SUMMARY: dict[str, Any] = {
     "ended": "asked", "elapsed_s": 1, "ticks_due": 10, "ticks_delivered": 9, "lateness_p50_s": 0.1,
-    "lateness_p95_s": 0.1, "lateness_max_s": None, "cpu_s": 0.5, "core_share": 0.5, "startup_cpu_s": 0.1, "resident_bytes": 5,
-    "wall_offset_start_ns": 1, "wall_offset_end_ns": 1, "keeps_up": True, "notes": ["a"],
+    "lateness_p95_s": 0.1, "lateness_max_s": None, "cpu_s": 0.5, "core_share": 0.5, "startup_cpu_s": 0.1,
+    "resident_bytes": 5, "wall_offset_start_ns": 1, "wall_offset_end_ns": 1, "keeps_up": True,
+    "scheduling": "preferred", "notes": ["a"],
     "sources": [{"name": "a", "every": 1, "cost_s": 0.1, "reads": 9, "failed": 0}],
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ from edgetrain.measure.sampling import (
     record,
     slow_down,
 )
-from edgetrain.measure.sensors.source import Source
+from edgetrain.measure.sensors.source import Channel, Source
 
 MS, S = 10**6, 10**9
 PERIOD = 10 * MS
@@ -68,10 +68,11 @@ def run(folder: Path, clock: OwnClock, *sources: Source | Paced) -> Summary:
 
 def test_one_tick_a_slot_at_a_random_place_without_drift(tmp_path: Path) -> None:
     summary = run(tmp_path, OwnClock(20 * S), Fake())
-    assert summary.ticks_due == summary.ticks_delivered == pytest.approx(2000, abs=1)
+    assert summary.ticks_due == summary.ticks_delivered == pytest.approx(2000, abs=10)
     assert (summary.lateness_max_s, summary.lateness_p95_s, summary.ended) == (0.0, 0.0, "asked")
     assert summary.keeps_up
-    times = read_samples(tmp_path).series[0].before_ns - S
+    samples = read_samples(tmp_path)
+    times = samples.series[0].before_ns - samples.started_ns
     assert (times // PERIOD == np.arange(len(times))).all()
     place = times % PERIOD
     assert 0 <= place.min() < 0.2 * MS
@@ -86,10 +87,11 @@ def test_missed_ticks_are_counted_and_not_caught_up(tmp_path: Path) -> None:
 
     stalls: list[int] = []
     summary = run(tmp_path, OwnClock(10 * S, stall), Fake())
-    times = read_samples(tmp_path).series[0].before_ns
+    samples = read_samples(tmp_path)
+    times = samples.series[0].before_ns - samples.started_ns
     assert summary.ticks_due is not None
     assert summary.ticks_delivered == len(times) == summary.ticks_due - 25
-    assert np.sort(np.diff(times))[0] >= PERIOD / 2 - 1  # no burst
+    assert (np.diff(times // PERIOD) >= 1).all()  # one a slot: no burst
     assert summary.lateness_max_s == pytest.approx(0.255)
     assert not summary.keeps_up
     assert "could not keep up" in summary.notes[0]
@@ -111,8 +113,7 @@ def test_late_ticks_are_said(tmp_path: Path) -> None:
 def test_quantiles_of_lateness() -> None:
     ticks = Ticks()
     assert ticks.quantile_s(0.5) is None
-    for late in (*range(0, 990_000, 10_000), 3 * S):
-        ticks.late(late)
+    ticks.bins[:99], ticks.bins[-1], ticks.most_ns = [1] * 99, 1, 3 * S
     assert ticks.quantile_s(0.5) == pytest.approx(0.0005)
     assert ticks.quantile_s(0.99) == pytest.approx(0.00099)
     assert ticks.quantile_s(1.0) == 3.0
@@ -208,8 +209,8 @@ def test_a_full_disk_ends_the_recording_and_says_so(tmp_path: Path, error: int, 
     series = Series(0, Paced(Fake()), 0.0, PERIOD)
     file = FullAfter(tmp_path / "samples.bin", 10_000, error)
     file.write(header([series], PERIOD, clock))
-    recorder = Recorder([series], file, clock, notes)
-    assert recorder.run(clock.stop, PERIOD, random.Random(0).random) == "disk"
+    recorder = Recorder([series], file, clock, notes, PERIOD)
+    assert recorder.run(clock.stop, [0.0, 0.9, 0.3]) == "disk"
     assert clock.time < 10 * S
     assert len(notes.said) == 1
     assert said in notes.said[0]
@@ -248,7 +249,7 @@ def test_dear_sources_are_read_less_often() -> None:
     assert sum(one.cost_s / one.every for one in dear) <= 80e-6
     hopeless = series_of((50_000, "W"), (50_000, "B"))
     pace(hopeless, PERIOD)  # ends, though nothing helps
-    assert [one.every for one in hopeless] == [128, 128]
+    assert [one.every for one in hopeless] == [32, 32]
     asked = series_of((500, "W"), every=3)
     pace(asked, PERIOD)
     assert asked[0].every == 3
@@ -260,10 +261,23 @@ def test_a_sampler_that_takes_too_much_slows_its_dearest_source_down(tmp_path: P
         clock.cpu += 300_000 if clock.time < 4 * S else 50_000
 
     clock = OwnClock(10 * S, work)
-    summary = run(tmp_path, clock, Fake("power", ("W",)), Fake("heat", ("°C",)))
-    assert summary.sources[0].every == 1
-    assert summary.sources[1].every in (8, 16)
-    assert summary.core_share == pytest.approx(0.0125, rel=0.1)
+    heat = Fake("heat", ("°C",))
+
+    def read() -> tuple[float | None, ...]:
+        clock.cpu += 60_000
+        return (1.0,)
+
+    heat.read = read  # type: ignore[method-assign]
+    summary = run(tmp_path, clock, Fake("power", ("W",)), heat)
+    assert [one.every for one in summary.sources] == [1, 2]  # and no further: then it is not the reads that take most
+
+
+def test_a_counter_is_read_as_often_as_it_says_something_new() -> None:
+    coarse = Fake("ticks of 10 ms", ("s",))
+    coarse.channels = (Channel("a", "s", True, "measured", least_window_s=0.2),)
+    assert Series(0, Paced(coarse), 0.0, PERIOD).every == 10
+    assert Series(0, Paced(coarse, every=3), 0.0, PERIOD).every == 3
+    assert Series(0, Paced(coarse), 0.0, S).every == 1
 
 
 def test_a_sampler_that_took_too_much_says_so(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@
 
 Promised by every source: `read` never raises because of what a file holds or because it is gone; what is not to be had
 now is None, never 0; what comes back later is read again. A counter only grows: wraparound is taken out, and where the
-hardware starts again from 0 (a suspended laptop, a sensor that was unplugged) it goes on from its last value.
+hardware starts again from 0 (a suspended laptop, a sensor that was unplugged) it goes on from its last value. A closed
+source can be pickled, to be read in a process of its own, and needs neither PyTorch nor NumPy there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -32,6 +36,8 @@ class Channel:
     counter: a total that only grows (energy, CPU time), unwrapped: differences mean something; else a gauge.
     least_window_s: a counter's difference over less time than this is mostly rounding; 0 where any window will do.
     plus_minus: how far off a value may be, as a part of it, two times of three; None where nobody says.
+    part_of: the channel that has this one in it already (a package holds its cores, a board's input its rails). Power
+        and energy of a machine are the sum over the channels that are part of none: see `outermost`.
     """
 
     name: str
@@ -40,6 +46,12 @@ class Channel:
     kind: Kind
     least_window_s: float = 0.0
     plus_minus: float | None = None
+    part_of: str | None = None
+
+
+def outermost(channels: Iterable[Channel], unit: Unit) -> tuple[Channel, ...]:
+    """Those of a unit, "W" or "J", that can be added up without counting anything twice."""
+    return tuple(channel for channel in channels if channel.unit == unit and channel.part_of is None)
 
 
 class Source(Protocol):
@@ -94,9 +106,24 @@ def readable(source: Source, gives: str, resolution: str, fix: str | None = None
     return Finding(source.name, True, True, fix, resolution, gives, None, source.channels), source
 
 
+def not_readable(name: str, gives: str, resolution: str, paths: Sequence[Path], fix: str | None = None) -> Found | None:
+    """What to tell of a source none of whose files can be read; None where one can. fix: as in `missing`."""
+    there = [path for path in paths if path.exists()]
+    if not there:
+        return missing(name, gives, resolution, fix)
+    if any(may_read(path) for path in there):
+        return None
+    return unreadable(name, gives, resolution, let_read(*there))
+
+
 def let_read(*paths: Path) -> str:
     """The command after which everybody may read these files."""
     return "sudo chmod a+r " + " ".join(str(path) for path in paths)
+
+
+def plain(label: str) -> str:
+    """A label as it can stand in a channel's name: letters, digits and _."""
+    return re.sub(r"[^0-9A-Za-z]+", "_", label).strip("_") or "unnamed"
 
 
 # ---- files
@@ -106,7 +133,7 @@ class OpenFile:
     """A small file of /proc or /sys that is kept open: one system call a read.
 
     A device that goes away makes reads fail for good on the old descriptor (ENODEV, ESRCH) while the path may come back
-    to life: after a failure the path is opened again at the next read.
+    to life: after a failure the path is opened again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,16 +147,20 @@ class OpenFile:
 
     def read(self) -> bytes | None:
         """What the file holds now; None where it cannot be read or is empty."""
+        data = self._read()
+        if not data and self._handle >= 0:
+            self.close()
+            data = self._read()
+        return data or None
+
+    def _read(self) -> bytes:
         self.open()
         if self._handle < 0:
-            return None
+            return b""
         try:
-            data = os.pread(self._handle, _MOST_BYTES, 0)
+            return os.pread(self._handle, _MOST_BYTES, 0)
         except OSError:
-            data = b""
-        if not data:
-            self.close()
-        return data or None
+            return b""
 
     def number(self) -> int | None:
         """The whole number that the file holds and nothing else."""
@@ -157,29 +188,58 @@ class Files:
             file.close()
 
 
-class Gauges(Files):
-    """One whole number a file, each with a factor to its unit; a channel a file."""
+@dataclass(frozen=True)
+class Number:
+    """A file that holds one whole number, and what the number means.
 
-    def __init__(self, name: str, gauges: list[tuple[Channel, Path, float]]) -> None:
-        super().__init__(name, tuple(g[0] for g in gauges), tuple(OpenFile(g[1]) for g in gauges))
-        self._factors = tuple(g[2] for g in gauges)
+    factor: from the file's unit to the channel's. range_: where a counter starts again from 0, in the file's unit.
+    least, most: outside of these, in the channel's unit, the sensor is not connected.
+    """
+
+    channel: Channel
+    path: Path
+    factor: float
+    range_: int | None = None
+    least: float = -math.inf
+    most: float = math.inf
+
+
+class Numbers(Files):
+    """One whole number a file, one channel a file."""
+
+    def __init__(self, name: str, numbers: Sequence[Number]) -> None:
+        super().__init__(name, tuple(n.channel for n in numbers), tuple(OpenFile(n.path) for n in numbers))
+        self._numbers = tuple(numbers)
+        self._counters = tuple(Counter(n.range_) if n.channel.counter else None for n in numbers)
 
     def read(self) -> tuple[float | None, ...]:
-        return tuple(scaled(file.number(), factor) for file, factor in zip(self.files, self._factors, strict=True))
+        return tuple(
+            _value(file.number(), number, counter)
+            for file, number, counter in zip(self.files, self._numbers, self._counters, strict=True)
+        )
 
 
-def scaled(number: int | float | None, factor: float) -> float | None:
-    return None if number is None else number * factor
+def _value(shown: int | None, number: Number, counter: Counter | None) -> float | None:
+    found: float | None = shown if counter is None else counter.add(shown)
+    if found is None:
+        return None
+    value = found * number.factor
+    return value if number.least <= value <= number.most else None
 
 
 def whole(data: bytes | None) -> int | None:
     """The whole number in a file's content; None where it holds anything else."""
-    if data is None or len(data) > 64:
+    if data is None or len(data) > 24:  # 2**64 has 20 digits
         return None
     try:
         return int(data)
     except ValueError:
         return None
+
+
+def digits(word: bytes) -> int | None:
+    """The number that a word of digits is; None for any other word, and for numbers that no kernel writes."""
+    return int(word) if len(word) <= 20 and word.isdigit() else None
 
 
 def text(path: Path) -> str | None:

@@ -1,0 +1,68 @@
+"""`edgetrain calibrate`: this machine's watts, read off a plug meter, for the energy that is modelled here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.errors import UserError
+from edgetrain.measure import calibration, power_model
+
+_PHASES = {"idle": "with the machine idle", "busy": "with every core at work"}
+
+
+def calibrate(
+    idle_watts: Annotated[
+        float | None, typer.Option("--idle-watts", help="What the meter shows idle; asked for if left out.", min=0)
+    ] = None,
+    busy_watts: Annotated[
+        float | None, typer.Option("--busy-watts", help="What it shows with every core at work; likewise.", min=0)
+    ] = None,
+    idle_seconds: Annotated[
+        float, typer.Option("--idle-seconds", help="How long the machine is left idle before you are asked.", min=0.1)
+    ] = 20.0,
+    busy_seconds: Annotated[
+        float, typer.Option("--busy-seconds", help="How long every core is at work before you are asked.", min=0.1)
+    ] = 20.0,
+    json: Json = False,
+) -> None:
+    """Fit the energy model to this machine, with a plug meter between it and the wall.
+
+    The machine is left idle, then every core is put to work; read the meter at the end of each. Energy that is modelled
+    from then on says "modelled (calibrated)". End other programs first, and take laptops off their charger's trickle:
+    with a full battery.
+
+    Example: edgetrain calibrate
+    """
+    given = {"idle": idle_watts, "busy": busy_watts}
+    notes.print(f"idle for {idle_seconds:g} s, then every core at work for {busy_seconds:g} s: watch the meter")
+
+    def ask(phase: str) -> float:
+        watts = given[phase]
+        return _asked(phase) if watts is None else watts
+
+    made = calibration.calibrate(ask, idle_s=idle_seconds, busy_s=busy_seconds)
+    path = calibration.save(made)
+    model = power_model.from_calibration(made)
+    if json:
+        print_json({"file": str(path), "calibration": asdict(made), "model": asdict(model)})
+        return
+    results.print(
+        f"{model.idle_w:.3g} W idle and {model.core_w:.3g} W a busy core, {model.label}.\n"
+        f"Measured with {made.idle_cores:.2f} and {made.busy_cores:.2f} busy cores; kept in {path}.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _asked(phase: str) -> float:
+    try:
+        return float(typer.prompt(f"watts on the meter now, {_PHASES[phase]}", type=float, err=True))
+    except typer.Abort as error:  # no terminal to ask on
+        raise UserError(
+            f"nobody told the watts {_PHASES[phase]}",
+            next_step=f"run it in a terminal, or give --{phase}-watts",
+        ) from error

@@ -1,0 +1,96 @@
+"""`edgetrain compare`: is a run worse than another? The exit code says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.measure.compare import EXIT_CODES, Compared, verdict
+from edgetrain.measure.compare import compare as compare_records
+from edgetrain.measure.record import Record, RunFolder
+from edgetrain.report.numbers import shown
+
+_STYLES = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="The run folder to compare with.")],
+    second: Annotated[Path, typer.Argument(help="The run folder that is judged.")],
+    tolerance: Annotated[float, typer.Option(help="How much worse it may be, as a part: 0.05 is 5 %.", min=0)] = 0.05,
+    figure: Annotated[list[str] | None, typer.Option(help="Compare this figure of the summary; several times.")] = None,
+    json: Json = False,
+) -> None:
+    """Compare two runs: pass (exit code 0), fail (1) or inconclusive (3).
+
+    Time, memory, CPU and energy a step are compared, where both runs have them, by the intervals of their medians.
+
+    Example: edgetrain compare runs/profile-before runs/profile-after --tolerance 0.03
+    """
+    a, b = RunFolder(first).load(), RunFolder(second).load()
+    found = compare_records(a, b, tolerance=tolerance, names=tuple(figure or ()))
+    whole = verdict(found)
+    for line in _differences(a, b):
+        notes.print(f"note: {line}", markup=False, soft_wrap=True)
+    if json:
+        print_json({"verdict": whole, "tolerance": tolerance, "figures": [_told(one) for one in found]})
+    else:
+        results.print(_table(found))
+        results.print(f"[{_STYLES[whole]}]{whole}[/] (worse by at most {100 * tolerance:g} % passes)")
+    raise typer.Exit(EXIT_CODES[whole])
+
+
+def _differences(a: Record, b: Record) -> list[str]:
+    """What makes a comparison one of other things than code."""
+    found = []
+    for words, ours, theirs in (
+        ("processors", a.machine.cpu, b.machine.cpu),
+        ("numbers of usable cores", a.machine.usable_cores, b.machine.usable_cores),
+        ("numbers of threads", a.machine.torch_threads, b.machine.torch_threads),
+        ("versions of PyTorch", a.versions.torch, b.versions.torch),
+        ("batch sizes", _figure(a, "batch"), _figure(b, "batch")),
+    ):
+        if ours != theirs:
+            found.append(f"the runs had different {words}: {ours} and {theirs}")
+    for name, record in (("first", a), ("second", b)):
+        if str(_figure(record, "noise")).startswith("noisy"):
+            found.append(f"in the {name} run the machine was {_figure(record, 'noise')}")
+        if record.status != "finished":
+            found.append(f"the {name} run is {record.status}")
+    return found
+
+
+def _figure(record: Record, name: str) -> object:
+    return record.summary[name].value if name in record.summary else None
+
+
+def _table(found: tuple[Compared, ...]) -> Table:
+    table = Table("", box=None, header_style="bold", pad_edge=False)
+    for name in ("first", "second", "ratio (95 %)"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for one in found:
+        said = f"[{_STYLES[one.verdict]}]{one.verdict}[/]" + (f", {one.why}" if one.why else "")
+        table.add_row(one.name, shown(one.first), shown(one.second), _ratio(one), said)
+    return table
+
+
+def _ratio(one: Compared) -> str:
+    if one.ratio is None:
+        return "—"
+    if one.ratio.low == one.ratio.high or one.ratio.high == float("inf"):
+        return f"{one.ratio.value:.3f}"
+    return f"{one.ratio.value:.3f} ({one.ratio.low:.3f} to {one.ratio.high:.3f})"
+
+
+def _told(one: Compared) -> dict[str, object]:
+    ratio = None if one.ratio is None else [one.ratio.value, *(_finite(n) for n in (one.ratio.low, one.ratio.high))]
+    return {"name": one.name, "first": one.first.value, "second": one.second.value, "unit": one.first.unit,
+            "ratio": ratio, "verdict": one.verdict, "why": one.why}  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if value != float("inf") else None

@@ -1,0 +1,183 @@
+"""`edgetrain profile`: one training step of a model, measured op by op."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import rich.table
+import typer
+
+from edgetrain.cli.graph import OPTIMIZERS
+from edgetrain.cli.live_view import LiveView
+from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
+from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.errors import UserError
+from edgetrain.measure.processor import parse_cores
+from edgetrain.measure.profile import Profile, found_sources
+from edgetrain.measure.profile import profile as measure_profile
+from edgetrain.measure.protocol import Protocol
+from edgetrain.measure.record import RunFolder, Value, default_path, removed_if_interrupted
+from edgetrain.measure.repeats import combined
+from edgetrain.plan.planning import PLANNERS
+from edgetrain.report.numbers import interval, shown
+from edgetrain.run.step import prepare
+
+_OPS_SHOWN = 12
+# What the table shows first; the rest is in the record and in the report.
+_SHOWN = (
+    ("step_time_s", "a step"), ("samples_per_s", "samples a second"), ("forward_s", "  forward"),
+    ("backward_s", "  backward"), ("update_s", "  update"), ("recomputed_s", "  recomputed"), ("paging_s", "  paging"),
+    ("inference_time_s", "inference"), ("peak_bytes", "peak of tensors"), ("process_peak_bytes", "peak of the process"),
+    ("cpu_s_per_step", "CPU seconds a step"), ("utilisation", "utilisation of the cores"),
+    ("energy_per_step_j", "energy a step"), ("net_energy_per_step_j", "  above idle"), ("power_w", "power"),
+    ("overhead_sampling", "sampling costs"), ("overhead_tracing", "sampling and tracing cost"),
+    ("steady", "steady"), ("noise", "the machine was"),
+)  # fmt: skip
+_PARTS = ("utilisation", "overhead_sampling", "overhead_tracing")
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
+    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Steps that are measured, after the warm-up.", min=1)] = 50,
+    memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
+    planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
+    page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
+    micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads of PyTorch.", min=1)] = None,
+    cores: Annotated[str | None, typer.Option(help="Cores to run on, such as 0-2,4.")] = None,
+    frequency: Annotated[
+        float | None, typer.Option(help="MHz to hold these cores at, where the system allows.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device file to model energy with, where no sensor tells it.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Fresh processes that the measurement is repeated in.", min=1)] = 1,
+    idle: Annotated[float, typer.Option(help="Seconds of the idle baseline.", min=0)] = 3.0,
+    period: Annotated[float, typer.Option(help="Milliseconds between samples.", min=1)] = 10.0,
+    rounds: Annotated[int, typer.Option(help="Rounds of blocks that tell what measuring costs; 0: none.", min=0)] = 6,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
+    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,
+    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/profile-DATE-TIME.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure one training step op by op: time, memory, CPU, energy and what measuring costs.
+
+    Energy is measured where a sensor tells it (`edgetrain doctor`), and modelled where none does; it says which.
+
+    Example: edgetrain profile mobilenet_v2 --batch 16
+    """
+    chosen = choose(model)
+    if optimizer not in OPTIMIZERS:
+        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
+    if planner not in PLANNERS:
+        raise typer.BadParameter(f"{planner} is none of {', '.join(PLANNERS)}", param_hint="--planner")
+    used = None if cores is None else parse_cores(cores)
+    folder = out or default_path("profile")
+    with removed_if_interrupted(folder):
+        net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
+        net.train()
+        settings = {"momentum": 0.9} if optimizer == "sgd" else {}
+        updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
+        with told_of_batch(model, "a random batch", example):
+            step = prepare(
+                net, task.loss, updates, example, memory=memory, planner=planner, page_to=page_to,
+                micro_batches=number_of_micro_batches(micro_batches), allow_inexact=allow_inexact,
+            )  # fmt: skip
+        with LiveView(found_sources(device)) as view:
+            made = measure_profile(
+                step, example, steps=steps, out=folder, threads=threads, cores=used, device=device,
+                frequency_hz=None if frequency is None else round(frequency * 1e6),
+                protocol=Protocol(idle_s=idle, period_s=period / 1e3, rounds=rounds), on_progress=view.show,
+            )  # fmt: skip
+        summary = _repeated(folder, repeats) if repeats > 1 else made.summary
+    told = {"model": model, "batch": batch, "plan": str(step.plan), "run": str(folder)}
+    if json:
+        print_json(told | {"summary": {name: vars(value) for name, value in summary.items()}})
+        return
+    _print(f"{model}, batch {batch}", summary, made)
+    results.print(f"plan: {step.plan}", soft_wrap=True)
+    results.print(f"run: {folder}  (edgetrain report {folder} draws it)", soft_wrap=True)
+
+
+def _repeated(folder: Path, repeats: int) -> dict[str, Value]:
+    """The same command in fresh processes, each in a folder of its own inside this one; all of them together."""
+    folders = [folder]
+    for number in range(2, repeats + 1):
+        notes.print(f"repeat {number} of {repeats}, in a fresh process")
+        inner = folder / f"repeat-{number}"
+        command = [sys.executable, "-m", "edgetrain", *_without(sys.argv[1:], "--out", "--repeats", "--json")]
+        done = subprocess.run([*command, "--out", str(inner), "--json"], stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            raise UserError(f"repeat {number} failed with exit code {done.returncode}; what was measured is in {inner}")
+        folders.append(inner)
+    return combined(RunFolder(folder), [RunFolder(inner) for inner in folders[1:]])
+
+
+def _without(arguments: list[str], *names: str) -> list[str]:
+    """The arguments without these options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        if skip:
+            skip = False
+        elif word == "--json" or any(word.startswith(f"{name}=") for name in names):
+            pass
+        elif word in names:
+            skip = True
+        else:
+            kept.append(word)
+    return kept
+
+
+# ---- on paper
+
+
+def _print(title: str, summary: dict[str, Value], made: Profile) -> None:
+    table = rich.table.Table("", "", "", title=title, title_style="bold", box=None, show_header=False, pad_edge=False)
+    for name, words in _SHOWN:
+        value = summary.get(name)
+        if value is not None and value.value is None:
+            table.add_row(words, "unavailable", "", style="dim")
+        elif value is not None and value.value != 0:
+            value = _percent(value) if name in _PARTS else value
+            table.add_row(words, shown(value), f"{interval(value)} {value.origin}".strip())
+    results.print(table)
+    results.print()
+    results.print(_ops(made))
+
+
+def _percent(part: Value) -> Value:
+    assert isinstance(part.value, int | float)
+    low, high = (None if end is None else 100 * end for end in (part.low, part.high))
+    return Value(100 * part.value, "%", part.origin, low, high)
+
+
+def _ops(made: Profile) -> rich.table.Table:
+    """The ops that take most of the time, those of one layer and phase together."""
+    timeline = made.timeline
+    middle = np.median(timeline.op_s, axis=0)
+    taken: dict[tuple[str, str, str], float] = {}
+    for op, seconds in zip(timeline.ops, middle, strict=True):
+        key = (op.module or op.name, op.phase if op.why == "first" else op.why, op.kind.removesuffix(".default"))
+        taken[key] = taken.get(key, 0.0) + float(seconds)
+    whole = float(np.median(timeline.step_s))
+    table = rich.table.Table("layer", "", "op", box=None, header_style="bold", pad_edge=False)
+    table.add_column("time", justify="right")
+    table.add_column("of the step", justify="right")
+    largest = sorted(taken.items(), key=lambda each: -each[1])
+    for (module, why, kind), seconds in largest[:_OPS_SHOWN]:
+        table.add_row(module, why, kind, f"{1e3 * seconds:.2f} ms", f"{100 * seconds / whole:.1f} %")
+    rest = sum(seconds for _, seconds in largest[_OPS_SHOWN:])
+    if rest:
+        count = len(largest) - _OPS_SHOWN
+        table.add_row(f"{count} more", "", "", f"{1e3 * rest:.2f} ms", f"{100 * rest / whole:.1f} %", style="dim")
+    return table

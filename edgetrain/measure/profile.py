@@ -1,0 +1,383 @@
+"""`et.profile`: one training step measured, op by op, in a run folder.
+
+In:  a prepared step and a batch.
+Out: `Profile`, and a run folder: record.json (the summary), timeline.json and .bin, samples.bin and .json,
+     attribution.json. `edgetrain report` draws it.
+
+How it is measured stands in `protocol.py`. Every value of the summary says whether it was measured, derived or
+modelled; what this machine does not tell is "unavailable", never 0.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgetrain.errors import UserError
+from edgetrain.measure import likeness, metrics
+from edgetrain.measure.attribute import Ops, Windows, attribute, counted, gauged
+from edgetrain.measure.attributed import Attributed, groups, op_names, save_attributed
+from edgetrain.measure.intervals import Interval, median_interval
+from edgetrain.measure.metrics import Energy, Span
+from edgetrain.measure.power_model import with_model
+from edgetrain.measure.processor import Processor, using
+from edgetrain.measure.protocol import WAYS, Measured, Progress, Protocol, measure
+from edgetrain.measure.record import Origin, Record, RunFolder, Value, default_path, new_record
+from edgetrain.measure.samples import Floats, Samples, Times
+from edgetrain.measure.sensors import Source, find
+from edgetrain.measure.sensors.source import Channel, outermost
+from edgetrain.measure.timeline import Timeline
+from edgetrain.run.memory import MemoryTrace, allocated_peak
+from edgetrain.run.step import Step
+
+INFERENCES = 7  # forward passes that are timed; the first ones are left out
+INFERENCES_LEFT_OUT = 2
+_NOT_HAD: Origin = "unavailable"
+
+Summary = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """memory: the bytes at each op of one step, and what is alive at the peak."""
+
+    folder: Path
+    record: Record
+    measured: Measured
+    memory: MemoryTrace
+    attributed: tuple[Attributed, ...]
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.measured.timeline
+
+    @property
+    def summary(self) -> Summary:
+        return dict(self.record.summary)
+
+
+def profile(
+    step: Step,
+    batch: Sequence[Any],
+    *,
+    steps: int = 50,
+    out: str | Path | None = None,
+    threads: int | None = None,
+    cores: Sequence[int] | None = None,
+    frequency_hz: int | None = None,
+    device: str | Path | None = None,
+    protocol: Protocol | None = None,
+    sources: Sequence[Source] | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Profile:
+    """Train on the batch again and again, and measure what a step takes.
+
+    steps: measured ones, after the warm-up. out: the run folder; by default a new one under runs/.
+    threads, cores, frequency_hz: how the processor is used meanwhile; put back afterwards.
+    device: a device file to model energy with, where no sensor tells it.
+    protocol: idle time, sampling period, rounds; `steps` of it is not read. sources: sensors in place of those found.
+    The model is trained by these steps.
+    """
+    folder = RunFolder.create(out or default_path("profile"))
+    how = replace(protocol or Protocol(), steps=steps)
+    asked = Processor(threads, None if cores is None else tuple(cores), frequency_hz)
+    record = new_record(sys.argv, timeline="timeline.json", samples="samples.bin", attribution="attribution.json")
+    with folder.locked(), using(asked) as processor:
+        record = replace(record, machine=replace(record.machine, torch_threads=torch.get_num_threads()))
+        folder.save(record)
+        try:
+            there = found_sources(device) if sources is None else tuple(sources)
+            measured = measure(step, batch, there, folder.path, how, on_progress)
+            memory = step.trace_memory(*batch)
+            attributed = tuple(_attributed(measured))
+            save_attributed(attributed, folder.path)
+            summary = {**_summary(measured, memory, step, batch), **_processor(processor)}
+            record = replace(record, status="finished", summary=summary)
+        except BaseException as error:
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            folder.save(replace(record, status=status))  # type: ignore[arg-type]
+            raise
+        folder.save(record)
+    return Profile(folder.path, record, measured, memory, attributed)
+
+
+def found_sources(device: str | Path | None = None) -> tuple[Source, ...]:
+    """The sensors of this machine that can be read, and the power model where none tells power."""
+    found = with_model(find(), pid=os.getpid(), device=device)
+    return tuple(source for _, source in found if source is not None)
+
+
+# ---- attribution
+
+
+def _attributed(measured: Measured) -> Iterator[Attributed]:
+    """Energy and CPU time over the ops, from the channels that resolve them best."""
+    ops = _instances(measured.timeline)
+    for quantity, unit, told in (
+        ("energy", "J", _energy_windows(measured)),
+        ("cpu time", "s", _counter_windows(measured, "process_time_s")),
+    ):
+        if told is not None:
+            channel, windows = told
+            found = attribute(ops, windows)
+            # Idle time that cannot be told from some ops is in their share already.
+            alone = found.idle is not None and found.idle not in found.shares
+            shares = (*found.shares, *((found.idle,) if alone and found.idle is not None else ()))
+            origin: Origin = "modelled" if channel.kind == "modelled" else "derived"
+            yield Attributed(
+                quantity, unit, origin, channel.name, groups(shares, measured.timeline.steps), found.windows,
+                found.noise if np.isfinite(found.noise) else None,
+            )  # fmt: skip
+
+
+def _instances(timeline: Timeline) -> Ops:
+    steps, n = timeline.begin_ns.shape
+    places = np.tile(np.arange(n, dtype=np.int64), steps)
+    return Ops(op_names(n), places, timeline.begin_ns.ravel(), timeline.end_ns.ravel())
+
+
+def _energy_windows(measured: Measured) -> tuple[Channel, Windows] | None:
+    """Of the source that speaks for the machine. The model tells the process's own part more finely than the whole."""
+    chosen = metrics.chosen(metrics.energies(measured.samples, measured.measured))
+    if chosen is None:
+        return None
+    if chosen.kind == "modelled":
+        return _counter_windows(measured, "model_process_energy_j")
+    for series in measured.samples.series:
+        if series.name == chosen.source.split(" + ")[0]:
+            for unit in ("J", "W"):
+                told = outermost(series.channels, "J" if unit == "J" else "W")
+                if told:
+                    total = np.sum([series.column(channel.name)[1] for channel in told], axis=0)
+                    return told[0], _windows(told[0], series.at_ns, total, measured.measured)
+    return None
+
+
+def _counter_windows(measured: Measured, name: str) -> tuple[Channel, Windows] | None:
+    for series, channel in metrics.channels(measured.samples):
+        if channel.name == name:
+            return channel, _windows(channel, series.at_ns, series.column(name)[1], measured.measured)
+    return None
+
+
+def _windows(channel: Channel, at_ns: Times, values: Floats, span: Span) -> Windows:
+    inside = (at_ns >= span.begin_ns) & (at_ns <= span.end_ns)
+    if channel.counter:
+        return counted(at_ns[inside], values[inside], least_window_s=channel.least_window_s)
+    return gauged(at_ns[inside], values[inside])
+
+
+# ---- summary
+
+
+def _summary(measured: Measured, memory: MemoryTrace, step: Step, batch: Sequence[Any]) -> Summary:
+    samples, span, steps = measured.samples, measured.measured, measured.timeline.steps
+    n = _samples_in(batch)
+    return {
+        **_times(measured, n),
+        **_work(measured.timeline),
+        **_memory(memory, samples, span),
+        **_use(samples, span, steps),
+        **_energy(measured, n),
+        **_climate(samples, span),
+        **_inference(step, batch, measured, memory),
+        **_trust(measured),
+    }
+
+
+def _times(measured: Measured, n: int) -> Summary:
+    step = median_interval(measured.timeline.step_s.tolist())
+    return {
+        "step_time_s": _interval(step, "s", "measured"),
+        "samples_per_s": _interval(Interval(n / step.value, n / step.high, n / step.low), "1/s", "derived"),
+        "steps": Value(measured.timeline.steps, "1", "measured"),
+        "steps_left_out": Value(measured.timeline.left_out, "1", "measured"),
+        "warm_up_steps": Value(len(measured.warm_up_s), "1", "measured"),
+        "steady": Value(str(measured.steady), "", "derived"),
+        "batch": Value(n, "1", "measured"),
+    }
+
+
+def _work(timeline: Timeline) -> Summary:
+    """Where the time of a step goes: medians over steps of the sums of ops."""
+    op_s = timeline.op_s
+    found: Summary = {}
+    for phase in ("forward", "backward", "update"):
+        found[f"{phase}_s"] = _sum(op_s, [op.phase == phase and op.why == "first" for op in timeline.ops])
+    found["recomputed_s"] = _sum(op_s, [op.why == "recomputed" for op in timeline.ops])
+    found["paging_s"] = _sum(op_s, [op.why == "paged" for op in timeline.ops])
+    between = timeline.step_s - op_s.sum(axis=1)
+    found["between_ops_s"] = _interval(median_interval(between.tolist()), "s", "derived")
+    flops = sum(op.flops for op in timeline.ops)
+    found["flops"] = Value(flops, "1", "derived")
+    found["flops_per_s"] = Value(flops / float(np.median(timeline.step_s)), "1/s", "derived")
+    return found
+
+
+def _sum(op_s: Floats, which: Sequence[bool]) -> Value:
+    return _interval(median_interval(op_s[:, np.array(which, dtype=bool)].sum(axis=1).tolist()), "s", "measured")
+
+
+def _memory(memory: MemoryTrace, samples: Samples, span: Span) -> Summary:
+    """What the tensors take at the peak, by role, and what the process takes."""
+    roles = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient", "undo")
+    by_role = {role: sum(a.n_bytes for a in memory.alive if a.role == role) for role in roles}
+    found = {
+        "peak_bytes": Value(memory.peak_with_workspace_bytes, "B", "measured"),
+        "peak_op": Value(memory.peak_op, "", "measured"),
+        **{f"peak_{role}_bytes": Value(n_bytes, "B", "measured") for role, n_bytes in by_role.items() if n_bytes},
+        "peak_workspace_bytes": Value(memory.peak_with_workspace_bytes - memory.peak_bytes, "B", "derived"),
+    }
+    found["process_peak_bytes"] = _maybe(metrics.most(samples, "process_resident_bytes", span), "B", "measured")
+    return found
+
+
+def _use(samples: Samples, span: Span, steps: int) -> Summary:
+    cores = metrics.utilisation(samples, span)
+    cpu_s = metrics.growth(samples, "process_time_s", span)
+    mean = statistics.fmean(cores.values()) if cores else None
+    found = {
+        "cpu_s_per_step": _maybe(None if cpu_s is None else cpu_s / steps, "s", "derived"),
+        "utilisation": _maybe(mean, "1", "derived"),
+        "idle_ratio": _maybe(None if mean is None else 1 - mean, "1", "derived"),
+        **{f"utilisation_{core}": Value(part, "1", "derived") for core, part in sorted(cores.items())},
+    }
+    for _, channel in metrics.channels(samples):
+        if channel.unit == "1" and channel.name.endswith("utilisation"):
+            found[channel.name] = _maybe(metrics.mean(samples, channel.name, span), "1", "measured")
+    return found
+
+
+def _energy(measured: Measured, n: int) -> Summary:
+    """Gross: all that the machine took. Net: above what it takes when it idles."""
+    samples, steps = measured.samples, measured.timeline.steps
+    busy = metrics.chosen(metrics.energies(samples, measured.measured))
+    idle = metrics.chosen(metrics.energies(samples, measured.idle))
+    idle_w = None if idle is None or not measured.idle.time_s else idle.energy_j / measured.idle.time_s
+    names = ("energy_per_step_j", "energy_per_sample_j", "net_energy_per_step_j", "net_energy_per_sample_j", "power_w",
+             "idle_power_w")  # fmt: skip
+    if busy is None:
+        return {name: Value(None, name.rpartition("_")[2].upper(), _NOT_HAD) for name in names}
+    net = None if idle_w is None else max(busy.energy_j - idle_w * measured.measured.time_s, 0.0)
+    amounts = (
+        busy.energy_j / steps, busy.energy_j / steps / n,
+        None if net is None else net / steps, None if net is None else net / steps / n,
+        busy.energy_j / measured.measured.time_s, idle_w,
+    )  # fmt: skip
+    found = {name: _joules(amount, name, busy) for name, amount in zip(names, amounts, strict=True)}
+    found["energy_source"] = Value(busy.source, "", "modelled" if busy.kind == "modelled" else "measured")
+    return found
+
+
+def _joules(amount: float | None, name: str, told: Energy) -> Value:
+    unit = name.rpartition("_")[2].upper()
+    if amount is None:
+        return Value(None, unit, _NOT_HAD)
+    origin: Origin = "modelled" if told.kind == "modelled" else "derived"
+    if told.plus_minus is None:
+        return Value(amount, unit, origin)
+    # Two times of three lie within plus_minus; twice as far is about 95 %.
+    off = 2 * told.plus_minus * amount
+    return Value(amount, unit, origin, max(amount - off, 0.0), amount + off)
+
+
+def _climate(samples: Samples, span: Span) -> Summary:
+    """Temperatures and clocks: the mean, and the highest of temperatures."""
+    found: Summary = {}
+    for _, channel in metrics.channels(samples):
+        if channel.unit == "°C":
+            found[f"{channel.name}_most"] = _maybe(metrics.most(samples, channel.name, span), "°C", "measured")
+        if channel.unit == "Hz":
+            found[f"{channel.name}_mean"] = _maybe(metrics.mean(samples, channel.name, span), "Hz", "derived")
+    return found
+
+
+def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: MemoryTrace) -> Summary:
+    """The forward pass alone, in evaluation mode, as plain PyTorch runs it."""
+
+    def forward() -> None:
+        began = time.perf_counter()
+        step.evaluate(*batch)
+        times.append(time.perf_counter() - began)
+
+    times: list[float] = []
+    grown = allocated_peak(forward)
+    for _ in range(INFERENCES - 1):
+        forward()
+    taken = median_interval(times[INFERENCES_LEFT_OUT:])
+    trained = median_interval(measured.timeline.step_s.tolist())
+    peak = memory.persistent_bytes - sum(a.n_bytes for a in memory.alive if a.role == "state") + grown
+    return {
+        "inference_time_s": _interval(taken, "s", "measured"),
+        "inference_peak_bytes": Value(peak, "B", "derived"),
+        "time_over_inference": Value(trained.value / taken.value, "1", "derived"),
+        "memory_over_inference": Value(memory.peak_with_workspace_bytes / peak, "1", "derived"),
+    }
+
+
+def _trust(measured: Measured) -> Summary:
+    """How much to believe: what measuring costs, whether the machine was quiet, how alike steps are."""
+    found: Summary = {}
+    for way in WAYS[1:]:
+        overhead = measured.overhead(way)
+        name = f"overhead_{way}"
+        found[name] = Value(None, "1", _NOT_HAD) if overhead is None else _interval(overhead, "1", "measured")
+    found["noise"] = Value(str(metrics.quiet(measured.samples, measured.measured)), "", "derived")
+    found |= _likeness(measured)
+    summary = measured.sampler
+    if summary.ticks_due:
+        found["samples_delivered"] = Value((summary.ticks_delivered or 0) / summary.ticks_due, "1", "measured")
+    for number, note in enumerate(summary.notes):
+        found[f"note_{number + 1}"] = Value(note, "", "measured")
+    return found
+
+
+def _likeness(measured: Measured) -> Summary:
+    """How much one step is like the next: in its time, and in the course of its CPU use and of its power."""
+    timeline = measured.timeline
+    times = likeness.of_times(timeline.step_s.tolist())
+    found = {"steps_differ": _maybe(None if times is None else times.difference, "1", "derived")}
+    begins, ends = timeline.step_ns[:, 0], timeline.step_ns[:, 1]
+    for name, told in (
+        ("cpu_course_alike", _counter_windows(measured, "process_time_s")),
+        ("power_course_alike", _energy_windows(measured)),
+    ):
+        alike = None if told is None else likeness.of_windows(told[1], begins, ends)
+        origin: Origin = "modelled" if told is not None and told[0].kind == "modelled" else "derived"
+        found[name] = _maybe(None if alike is None else alike.correlation, "1", origin)
+    return found
+
+
+def _processor(used: Processor) -> Summary:
+    cores = "" if used.cores is None else ",".join(map(str, used.cores))
+    return {
+        "threads": Value(used.threads, "1", "measured"),
+        "cores": Value(cores, "", "measured"),
+        "frequency_held_hz": _maybe(used.frequency_hz, "Hz", "measured"),
+    }
+
+
+def _samples_in(batch: Sequence[Any]) -> int:
+    for item in batch:
+        if isinstance(item, torch.Tensor) and item.dim():
+            return len(item)
+    raise UserError("the batch holds no samples", expected="tensors whose first dimension counts samples")
+
+
+def _interval(found: Interval, unit: str, origin: Origin) -> Value:
+    if not (np.isfinite(found.low) and np.isfinite(found.high)):
+        return Value(found.value, unit, origin)
+    return Value(found.value, unit, origin, found.low, found.high)
+
+
+def _maybe(value: float | None, unit: str, origin: Origin) -> Value:
+    return Value(None, unit, _NOT_HAD) if value is None else Value(value, unit, origin)

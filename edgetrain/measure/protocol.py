@@ -1,0 +1,185 @@
+"""How a step is measured: the order of things, so that a number means the same everywhere.
+
+    │ idle │ warm-up … steady │ measured: sampled and traced │ nothing │ sampling │ sampling and tracing │ sampling │ …
+    └───────────── one sampler, one clock ──────────────────┘ blocks of a few steps, in random order: its cost
+
+In:  a prepared step and a batch, sensors, a run folder.
+Out: `Measured`: the timeline of the measured steps, the samples of all of it, where each part lies on the clock, the
+     times of the blocks.
+
+The model is trained by all of these steps. Warm-up ends when a change-point test says that times are steady, or at
+MOST_WARM_UP steps: `steady` says which.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from edgetrain.errors import UserError
+from edgetrain.measure.intervals import Interval, ratio_interval
+from edgetrain.measure.metrics import Span
+from edgetrain.measure.sampler import Sampler
+from edgetrain.measure.samples import Samples, read_samples
+from edgetrain.measure.sampling import Summary
+from edgetrain.measure.sensors.source import Source
+from edgetrain.measure.steady import Steady, warm_up
+from edgetrain.measure.timeline import Timeline, Tracer
+from edgetrain.run.step import Step
+
+Way = Literal["nothing", "sampling", "tracing"]
+WAYS: tuple[Way, ...] = ("nothing", "sampling", "tracing")
+Stage = Literal["idle", "warm-up", "measuring", "overhead"]
+
+MOST_WARM_UP = 40  # steps
+LEAST_BLOCK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """
+    steps:  measured ones.
+    idle_s: of the baseline. period_s: of the sampler.
+    rounds: of blocks that tell what measuring costs; 0 leaves them out.
+    """
+
+    steps: int = 50
+    idle_s: float = 3.0
+    period_s: float = 0.01
+    rounds: int = 6
+    most_warm_up: int = MOST_WARM_UP
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        limits = (("steps", self.steps, 1), ("idle_s", self.idle_s, 0), ("rounds", self.rounds, 0))
+        for name, given, least in limits:
+            if not given >= least:
+                raise UserError(f"{name} cannot be that", expected=f"{least} or more", received=repr(given))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a live view shows. step: of `steps` in this stage."""
+
+    stage: Stage
+    step: int
+    steps: int
+    loss: float | None = None
+    time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """
+    warm_up_s: times of the steps before, and whether they had become steady.
+    blocks: for each way, the median time of a step in each round.
+    """
+
+    timeline: Timeline
+    samples: Samples
+    sampler: Summary
+    idle: Span
+    measured: Span
+    warm_up_s: tuple[float, ...]
+    steady: Steady
+    blocks: dict[Way, tuple[float, ...]] = field(default_factory=dict)
+
+    def overhead(self, way: Way) -> Interval | None:
+        """What a way of measuring adds to the time of a step, as a part of it."""
+        if not self.blocks:
+            return None
+        found = ratio_interval(self.blocks[way], self.blocks["nothing"])
+        return Interval(found.value - 1, found.low - 1, found.high - 1)
+
+
+def measure(
+    step: Step,
+    batch: Sequence[Any],
+    sources: Sequence[Source],
+    folder: Path,
+    protocol: Protocol | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Measured:
+    how = protocol or Protocol()
+    with Sampler(sources, folder, how.period_s, seed=how.seed) as sampler:
+        idle = _idle(how, on_progress)
+        steady, warm_up_s = _warm_up(step, batch, how, on_progress)
+        tracer = Tracer(step, folder)
+        began = time.monotonic_ns()
+        for number in range(how.steps):
+            at = time.perf_counter()
+            loss = tracer(*batch)
+            on_progress(Progress("measuring", number + 1, how.steps, float(loss), time.perf_counter() - at))
+        measured = Span(began, time.monotonic_ns())
+    timeline = tracer.result()
+    blocks = _blocks(step, batch, sources, how, float(statistics.median(timeline.step_s)), on_progress)
+    return Measured(
+        timeline, read_samples(folder), sampler.summary, idle, measured, tuple(warm_up_s), steady, blocks
+    )  # fmt: skip
+
+
+def _idle(how: Protocol, on_progress: Callable[[Progress], None]) -> Span:
+    on_progress(Progress("idle", 0, 1))
+    began = time.monotonic_ns()
+    time.sleep(how.idle_s)
+    return Span(began, time.monotonic_ns())
+
+
+def _warm_up(
+    step: Step, batch: Sequence[Any], how: Protocol, on_progress: Callable[[Progress], None]
+) -> tuple[Steady, list[float]]:
+    """Steps until their times are steady."""
+    done = 0
+
+    def one() -> float:
+        nonlocal done
+        done += 1
+        taken = _timed(step, batch)
+        on_progress(Progress("warm-up", done, how.most_warm_up, None, taken))
+        return taken
+
+    return warm_up(one, most_steps=how.most_warm_up)
+
+
+def _timed(step: Callable[..., Any], batch: Sequence[Any]) -> float:
+    began = time.perf_counter()
+    float(step(*batch))  # waits for a GPU
+    return time.perf_counter() - began
+
+
+def _blocks(
+    step: Step,
+    batch: Sequence[Any],
+    sources: Sequence[Source],
+    how: Protocol,
+    step_s: float,
+    on_progress: Callable[[Progress], None],
+) -> dict[Way, tuple[float, ...]]:
+    """Steps without measuring, with sampling, with sampling and tracing, taking turns."""
+    found: dict[Way, list[float]] = {way: [] for way in WAYS}
+    length = max(2, round(LEAST_BLOCK_S / step_s))
+    shuffle = random.Random(how.seed)
+    for number in range(how.rounds):
+        order = list(WAYS)
+        shuffle.shuffle(order)
+        for way in order:
+            found[way].append(_block(step, batch, sources, how.period_s, way, length))
+        on_progress(Progress("overhead", number + 1, how.rounds))
+    return {way: tuple(times) for way, times in found.items()} if how.rounds else {}
+
+
+def _block(
+    step: Step, batch: Sequence[Any], sources: Sequence[Source], period_s: float, way: Way, length: int
+) -> float:
+    if way == "nothing":
+        return statistics.median(_timed(step, batch) for _ in range(length))
+    with tempfile.TemporaryDirectory(prefix="edgetrain-overhead-") as scratch:
+        run: Callable[..., Any] = Tracer(step, Path(scratch)) if way == "tracing" else step
+        with Sampler(sources, scratch, period_s):
+            return statistics.median(_timed(run, batch) for _ in range(length))

@@ -1,0 +1,145 @@
+"""When a run has warmed up: the step from which on times stay the same.
+
+    time │ x
+         │  x  ·                 x            one slow step is an outlier, not a change
+         │   x x x
+         │         x x x x x x x   x x x x x
+         └──────────┬───────────────────────── step
+                    first
+
+In:  seconds of steps. Out: `Steady`, with the first steady step, or None: "not reached".
+
+How: the run is cut into pieces that have one level each, at the places where that explains it best; a cut must pay for
+itself. What a piece costs is the sum of distances from its median, so that outliers count little. The steady part is
+the last piece, with those before it that have the same level to within `tolerance`; it must be long and must not drift.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgetrain.errors import UserError
+
+TOLERANCE = 0.02
+LEAST_STEPS = 10
+_LEAST_PART = 0.2  # of the run: a run that has just settled at its end may be settling still
+_SHORTEST = 5  # steps of a piece, but for the first: the first step alone may be the slow one
+_PRICE = 1.8  # of a cut, in standard deviations × log(steps): of runs without a change, one in 25 is cut
+_MOST_POINTS = 300  # a longer run is looked at in medians of neighbours
+_LEAST_NOISE = 1e-4
+_DRIFTS = 3.0  # standard deviations of Kendall's count of rising pairs
+
+
+@dataclass(frozen=True)
+class Steady:
+    """first: from which step on times are steady; None: not reached. changes: the first step of each new level."""
+
+    first: int | None
+    changes: tuple[int, ...]
+    steps: int
+
+    def __str__(self) -> str:
+        return f"not reached in {self.steps} steps" if self.first is None else f"from step {self.first} on"
+
+
+def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_steps: int = LEAST_STEPS) -> Steady:
+    """tolerance: levels that differ by less than this part are the same. least_steps: of the steady part."""
+    found = changes(times_s)
+    levels = [statistics.median(times_s[a:b]) for a, b in zip((0, *found), (*found, len(times_s)), strict=True)]
+    first = len(times_s)
+    for start, level in zip(reversed((0, *found)), reversed(levels), strict=True):
+        if abs(math.log(level / levels[-1])) > math.log1p(tolerance):
+            break
+        first = start
+    long_enough = len(times_s) - first >= max(least_steps, _LEAST_PART * len(times_s))
+    reached = long_enough and not _drifts(times_s[first:], tolerance)
+    return Steady(first if reached else None, found, len(times_s))
+
+
+def warm_up(
+    step: Callable[[], float],
+    *,
+    most_steps: int = 200,
+    tolerance: float = TOLERANCE,
+    least_steps: int = LEAST_STEPS,
+) -> tuple[Steady, list[float]]:
+    """Call `step`, which says how long it took, until times are steady or `most_steps` are done."""
+    times: list[float] = []
+    look = least_steps
+    while True:
+        times += [step() for _ in range(min(look, most_steps) - len(times))]
+        found = steady(times, tolerance=tolerance, least_steps=least_steps)
+        if found.first is not None or len(times) >= most_steps:
+            return found, times
+        look = max(look + 5, round(look * 1.25))
+
+
+def changes(times_s: Sequence[float]) -> tuple[int, ...]:
+    """The first step of each new level."""
+    if not len(times_s) or not all(math.isfinite(time) and time > 0 for time in times_s):
+        raise UserError("Times of steps are above 0.", received=f"{len(times_s)} times, {list(times_s)[:5]}")
+    width = -(-len(times_s) // _MOST_POINTS)
+    points = [math.log(statistics.median(times_s[place : place + width])) for place in range(0, len(times_s), width)]
+    return tuple(place * width for place in _cuts(points))
+
+
+def _cuts(points: Sequence[float]) -> list[int]:
+    """Optimal partitioning: the least of all costs, over all ways to cut."""
+    n, price = len(points), _PRICE * _noise(points) * math.log(max(len(points), 2))
+    best, back = [0.0] + [math.inf] * n, [0] * (n + 1)
+    for start in range(n):
+        if best[start] == math.inf:
+            continue
+        for length, cost in enumerate(_costs(points[start:]), 1):
+            end = start + length
+            if length < _SHORTEST and start > 0:
+                continue
+            total = best[start] + cost + (price if start else 0.0)
+            if total < best[end]:
+                best[end], back[end] = total, start
+    found, place = [], n
+    while back[place] > 0:
+        place = back[place]
+        found.append(place)
+    return found[::-1]
+
+
+def _costs(points: Sequence[float]) -> list[float]:
+    """For each length, the sum of distances of the first so many points from their median: two heaps around it."""
+    below: list[float] = []  # negated
+    above: list[float] = []
+    low = high = 0.0
+    found = []
+    for point in points:
+        moved = -heapq.heappushpop(below, -point)
+        low, high = low + point - moved, high + moved
+        heapq.heappush(above, moved)
+        if len(above) > len(below):
+            moved = heapq.heappop(above)
+            low, high = low + moved, high - moved
+            heapq.heappush(below, -moved)
+        found.append(high - low + (-below[0] if len(below) > len(above) else 0.0))
+    return found
+
+
+def _noise(points: Sequence[float]) -> float:
+    """Standard deviation of one point, from the differences of neighbours, which changes of level hardly touch."""
+    steps = [abs(b - a) for a, b in itertools.pairwise(points)]
+    return max(statistics.median(steps) / (0.6745 * math.sqrt(2)) if steps else 0.0, _LEAST_NOISE)
+
+
+def _drifts(times_s: Sequence[float], tolerance: float) -> bool:
+    """Do they rise or fall all along, by more than `tolerance`? By Kendall's count of rising pairs."""
+    width = -(-len(times_s) // _MOST_POINTS)
+    times = [statistics.median(times_s[place : place + width]) for place in range(0, len(times_s), width)]
+    n = len(times)
+    rising = sum(int(b > a) - int(b < a) for place, a in enumerate(times) for b in times[place + 1 :])
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    third = max(n // 3, 1)
+    moved = abs(math.log(statistics.median(times[-third:]) / statistics.median(times[:third])))
+    return abs(rising) > _DRIFTS * deviation and moved > math.log1p(tolerance)
