@@ -21,9 +21,9 @@ import numpy as np
 
 from edgetrain.graph.ir import PHASES
 from edgetrain.measure.attributed import Attributed
+from edgetrain.measure.picture import Picture
 from edgetrain.measure.timeline import Timeline, Why
 from edgetrain.report.breakdown import CATEGORIES, category
-from edgetrain.report.memory import Picture
 from edgetrain.report.run import Run
 from edgetrain.report.summary import clip
 from edgetrain.report.tracks import TITLES, Track, thinned, within

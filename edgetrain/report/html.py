@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import UserError
+from edgetrain.measure.picture import Picture
 from edgetrain.measure.record import Record, RunFolder, write_atomic
 from edgetrain.report import memory, profile, summary
-from edgetrain.report.memory import Axis, Picture
+from edgetrain.report.memory import Axis
 from edgetrain.report.numbers import number, quantity
 from edgetrain.report.run import Run, load_run
 from edgetrain.report.style import STYLE
@@ -140,10 +141,13 @@ def _metric_charts(folder: RunFolder) -> Iterator[Chart]:
     if not folder.metrics_file.is_file():
         return
     events = []
-    for place, text in enumerate(folder.metrics_file.read_text(encoding="utf-8").splitlines(), start=1):
+    lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()  # cut off while it was written
+    for place, text in enumerate(lines, start=1):
         try:
             events.append(dict(json.loads(text)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise UserError(f"line {place} of {folder.metrics_file} is not a JSON object") from error
     losses = [_line("training", events, "train", "loss"), _line("test", events, "eval", "loss")]
     yield Chart("Loss", "", "step", "loss", tuple(line for line in losses if line.values))

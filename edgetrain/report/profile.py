@@ -255,8 +255,8 @@ def _about(op: OpRun) -> str:
 
 
 def _share(share: float, longest: float) -> str:
-    wide = 100 * share / longest if longest > 0 else 0
-    return f'<span class="bar" style="width:{wide:.1f}%"></span>{number(100 * share, 2 if share < 0.1 else 3)} %'
+    wide = 6 * share / longest if longest > 0 else 0
+    return f'<span class="bar" style="width:{wide:.2f}rem"></span>{number(100 * share, 2 if share < 0.1 else 3)} %'
 
 
 def _maybe(value: float | None, unit: str) -> str:

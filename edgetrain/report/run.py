@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from edgetrain.measure import picture
 from edgetrain.measure.attributed import Attributed, load_attributed
+from edgetrain.measure.picture import Picture
 from edgetrain.measure.record import Record, RunFolder
 from edgetrain.measure.samples import Samples, read_samples, read_summary
 from edgetrain.measure.sampling import SAMPLES, SUMMARY
 from edgetrain.measure.timeline import WHEN_FILE, Timeline, load_timeline
-from edgetrain.report import memory
-from edgetrain.report.memory import Picture
 from edgetrain.report.tracks import Track, tracks
 
 
@@ -68,7 +68,7 @@ def load_run(folder: RunFolder) -> Run:
         samples,
         tuple(tracks(samples)) if samples is not None else (),
         load_attributed(path, len(timeline.ops)) if timeline is not None else (),
-        memory.load(path) if (path / memory.FILE).exists() else None,
+        picture.load(path) if (path / picture.FILE).exists() else None,
         (*record.notes, *_notes(path, record, timeline, samples)),
     )
 

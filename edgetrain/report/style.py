@@ -60,7 +60,7 @@ th[aria-sort=ascending] button::after { content: " ↑"; }
 .data tbody tr:hover { background: var(--shade); }
 .share { position: relative; min-width: 7rem; }
 .share .bar { position: absolute; right: .9rem; bottom: .3rem; height: 3px; border-radius: 2px;
-       background: var(--accent); opacity: .5; max-width: 6rem; }
+       background: var(--accent); opacity: .5; }
 .find { all: unset; cursor: pointer; border-bottom: 1px dotted var(--soft); overflow-wrap: anywhere; }
 .find:hover, .find:focus-visible { color: var(--accent); border-color: var(--accent); }
 .tabs { display: flex; gap: .3rem; margin: .4rem 0 .6rem; flex-wrap: wrap; }

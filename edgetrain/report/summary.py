@@ -5,13 +5,16 @@ In: `Record`s. Out: HTML text, everything escaped. A value that is not there is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
 from edgetrain.measure.record import Record, Value
 from edgetrain.report.numbers import MISSING, interval, number, shown
 
-_HEADLINES = ("s", "bytes", "B", "J", "W", "samples/s")  # one card a unit, in this order
+_HEADLINES = ("s", "bytes", "J", "W", "1/s", "samples/s")  # one card a unit, in this order
+_SUFFIX = re.compile(r"(?<!_per)_(s|j|w|c|hz)$")
+_PARTS = re.compile("utilisation|ratio|overhead|delivered|differ|share")
 _MOST_CARDS = 5
 _MOST_TEXT = 300  # characters of a name or a text that a page shows
 
@@ -19,6 +22,23 @@ _MOST_TEXT = 300  # characters of a name or a text that a page shows
 def clip(text: str, most: int = _MOST_TEXT) -> str:
     """Text that a page has room for."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def spoken(name: str) -> str:
+    """A name of a summary in words: step_time_s → step time, peak_bytes → peak memory. The unit is with the value."""
+    if " " in name:
+        return clip(name)
+    name = f"{name.removesuffix('_bytes')}_memory" if name.endswith("_bytes") else _SUFFIX.sub("", name)
+    return clip(name.replace("_", " ").strip() or name)
+
+
+def in_percent(name: str, value: Value) -> Value:
+    """What is a part of something, by its name, in percent."""
+    part = value.value
+    if value.unit != "1" or not _PARTS.search(name) or isinstance(part, bool | str | None) or abs(part) > 100:
+        return value
+    low, high = (None if end is None else 100 * end for end in (value.low, value.high))
+    return Value(100 * part, "%", value.origin, low, high)
 
 
 def tag(origin: str) -> str:
@@ -40,7 +60,7 @@ def _card(name: str, value: Value) -> str:
     told = interval(value)
     figure, _, unit = shown(value).partition(" ")
     return (
-        f'<div class="card"><div class="what">{escape(clip(name))}</div>'
+        f'<div class="card"><div class="what">{escape(spoken(name))}</div>'
         f'<div class="figure">{escape(figure)}<small> {escape(unit)}</small></div>'
         f'<div class="from">{tag(value.origin)}{f"<span>{escape(told)}</span>" if told else ""}</div></div>'
     )
@@ -52,7 +72,7 @@ def table(record: Record) -> str:
         return ""
     spread = any(value.low is not None for value in record.summary.values())
     rows = "".join(
-        f"<tr><td>{escape(clip(name))}</td>{_cells(value, spread)}<td>{tag(value.origin)}</td></tr>"
+        f"<tr><td>{escape(spoken(name))}</td>{_cells(in_percent(name, value), spread)}<td>{tag(value.origin)}</td></tr>"
         for name, value in record.summary.items()
     )
     head = '<th></th><th class="number">value</th>'
@@ -86,7 +106,7 @@ def side_by_side(runs: Sequence[tuple[str, Record]]) -> str:
         for place, (name, _) in enumerate(runs)
     )
     rows = "".join(
-        f"<tr><td>{escape(clip(name))}</td>{_across([record.summary.get(name) for _, record in runs])}</tr>"
+        f"<tr><td>{escape(spoken(name))}</td>{_across([_of(record, name) for _, record in runs])}</tr>"
         for name in names
     )
     note = "A ratio is a value over that of the first run. Whether a difference is more than noise is answered by"
@@ -94,6 +114,10 @@ def side_by_side(runs: Sequence[tuple[str, Record]]) -> str:
         f'<section class="run"><h1>Side by side</h1><p>{note} <code>edgetrain compare</code>.</p>'
         f"{_whole(f'<th></th>{head}', rows)}</section>"
     )
+
+
+def _of(record: Record, name: str) -> Value | None:
+    return in_percent(name, record.summary[name]) if name in record.summary else None
 
 
 def _across(values: Sequence[Value | None]) -> str:

@@ -12,6 +12,7 @@
 (() => {
   const DATA = JSON.parse(document.getElementById("data").textContent);
   const MAP = 14, AXIS = 20, GAP = 10, TITLE = 16, BOTTOM = 6;
+  const DASHES = [[], [5, 3], [2, 3], [8, 3, 2, 3]]; // lines of one lane, in the order of their names
   const LEAST = 1e-5; // of the span: the most that one can zoom in
 
   // ---- numbers ---------------------------------------------------------------------------------------------
@@ -74,6 +75,7 @@
   }
 
   function finite(values) { return values.filter((value) => value !== null); }
+  function quantile(values, part) { return values.length ? [...values].sort((a, b) => a - b)[Math.floor(part * (values.length - 1))] : 0; }
   function most(values) { return values.reduce((a, b) => Math.max(a, b), -Infinity); }
   function least(values) { return values.reduce((a, b) => Math.min(a, b), Infinity); }
 
@@ -168,7 +170,11 @@
         if (options.under) options.under(context, view, y);
         const many = series.filter((one) => !one.main).length;
         for (const one of series) if (!one.main) drawLine(context, view, one, y, options.colour, Math.max(0.25, 0.8 / Math.sqrt(many)), 1);
-        for (const one of series) if (one.main) drawLine(context, view, one, y, options.colour, 1, 1.6);
+        series.filter((one) => one.main).forEach((one, place) => {
+          context.setLineDash(DASHES[place % DASHES.length]);
+          drawLine(context, view, one, y, options.colour, 1, 1.6);
+        });
+        context.setLineDash([]);
         context.font = "10px system-ui, sans-serif";
         context.textAlign = "right";
         context.textBaseline = "top";
@@ -281,10 +287,11 @@
   function powerLane(step, op, end, tracks) {
     const energy = step.energy;
     const levels = energy ? finite(op.group.map((g) => (g < 0 ? null : energy.power[g]))) : [];
-    // Room for intervals, but not for those that say next to nothing: they are cut off at the top.
-    const ends = energy ? finite(op.group.map((g) => (g < 0 ? null : energy.power_high[g]))).filter((high) => high < 1.3 * most(levels)) : [];
+    // Room for most levels and intervals. Those that say next to nothing would press all others flat: they are cut off.
+    const top = quantile(levels, 0.98) * 1.3;
+    const ends = energy ? finite(op.group.map((g) => (g < 0 ? null : energy.power_high[g]))) : [];
     const lane = lineLane("power", tracks.length ? tracks[0].origin : energy.origin, "W", tracks, {
-      colour: "power", values: levels.concat(ends), height: 84,
+      colour: "power", values: levels.concat(ends).filter((value) => value <= top), height: 84,
       under(context, view, y) {
         if (!energy) return;
         const means = new Path2D(), intervals = new Path2D();
@@ -550,7 +557,8 @@
         context.fillText(lane.origin, left, top + TITLE / 2 - 1);
         left += 8 + context.measureText(lane.origin).width;
       }
-      const aside = lane.aside || (lane.series && lane.series.length > 1 ? `${lane.series.length} lines` : lane.series && lane.series[0] ? lane.series[0].name : "");
+      const lines = (lane.series || []).filter((one) => one.main).map((one) => one.name), others = (lane.series || []).length - lines.length;
+      const aside = [lines.join(", ") + (others ? `; thin: ${others} more` : ""), lane.aside || ""].filter((text) => text).join(" · ");
       if (!aside || aside === lane.title) return;
       context.fillStyle = colour("soft");
       context.fillText(fitted(context, aside, this.width - left - 8), left, top + TITLE / 2 - 1);

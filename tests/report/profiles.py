@@ -19,13 +19,12 @@ from torch.nn import functional as F
 import edgetrain as et
 from edgetrain.measure.attributed import FILE as ATTRIBUTION
 from edgetrain.measure.attributed import Attributed, Group, save_attributed
+from edgetrain.measure.picture import save as save_picture
+from edgetrain.measure.picture import traced
 from edgetrain.measure.record import RunFolder, Value, new_record
 from edgetrain.measure.sampling import BLOCK, FORMAT, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel
 from edgetrain.measure.timeline import WHAT_FILE, Timeline, Tracer
-from edgetrain.plan.lifetimes import timeline as moments
-from edgetrain.report import memory
-from edgetrain.report.memory import Curve, Instant, Picture, Table
 from edgetrain.run.step import Step
 
 Floats = NDArray[np.float64]
@@ -79,7 +78,7 @@ def profiled(path: Path, step: Step, batch: tuple[torch.Tensor, ...], *, steps: 
     timeline = tracer.result()
     write_samples(folder.path, timeline, period_s)
     save_attributed([energies(timeline)], folder.path)
-    memory.save(picture(step), folder.path)
+    save_picture(traced(step.trace_memory(*batch), {op.name for op in timeline.ops}), folder.path)
     record = new_record(["edgetrain", "profile", "net", "--batch", "8"], timeline="timeline.json", samples=SAMPLES)
     folder.save(replace(record, status="finished", summary=summary(timeline, step)))
     return folder
@@ -99,20 +98,6 @@ def summary(timeline: Timeline, step: Step) -> dict[str, Value]:
         "steady": Value(True, "", "derived"),
         "noise": Value("quiet", "", "derived"),
     }
-
-
-def picture(step: Step) -> Picture:
-    seen: set[int] = set()
-    instants = []
-    for moment in moments(step.graph, step.plan.schedule, copies=False, workspace=step.plan.workspace_bytes):
-        op = step.graph.ops[moment.op]
-        if not op.view:
-            instants.append(Instant(op.name, op.module, op.phase, moment.during_bytes, moment.op in seen))
-        seen.add(moment.op)
-    curve = Curve("this step", step.plan.persistent_bytes, tuple(instants))
-    rows = (("relu of features.0", "65.5 kB"), ("norm of features.1", "65.5 kB"))
-    alive = Table("Alive at the peak", "", ("tensor", "bytes"), rows)
-    return Picture("Memory", "", None, (curve,), None, (alive,))
 
 
 def level_w(timeline: Timeline) -> Floats:

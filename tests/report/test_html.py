@@ -58,6 +58,9 @@ def test_metrics_become_a_chart(tmp_path: Path) -> None:
     lines = [{"event": "train", "step": n, "loss": 1 / n} for n in range(1, 9)]
     run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "Loss" in write_page([run], tmp_path / "page.html").read_text()
+    whole = run.metrics_file.read_text()
+    run.metrics_file.write_text(whole[:-9])  # the last line was cut off
+    assert "Loss" in write_page([run], tmp_path / "page.html").read_text()
     run.metrics_file.write_text("not json\n")
     with pytest.raises(UserError, match="line 1"):
         write_page([run], tmp_path / "page.html")

@@ -11,22 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from edgetrain.errors import UserError
+from edgetrain.measure.picture import Curve, Frontier, Instant, Picture, Point, Table, load, save
 from edgetrain.measure.record import RunFolder, new_record
-from edgetrain.report.memory import (
-    Curve,
-    Frontier,
-    Instant,
-    Picture,
-    Point,
-    Table,
-    blocks,
-    curves_svg,
-    frontier_svg,
-    load,
-    save,
-    top_bytes,
-    write_page,
-)
+from edgetrain.report.memory import blocks, curves_svg, frontier_svg, top_bytes, write_page
 
 EVIL = "<script>alert('1')</script>"
 MB = 1_000_000
