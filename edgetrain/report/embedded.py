@@ -26,12 +26,11 @@ from edgetrain.measure.timeline import Timeline, Why
 from edgetrain.report.breakdown import CATEGORIES, category
 from edgetrain.report.run import Run
 from edgetrain.report.summary import clip
-from edgetrain.report.tracks import TITLES, Track, thinned, within
+from edgetrain.report.tracks import TITLES, Track, drawn, thinned, within
 
 MOST_OPS = 20_000
 MOST_POINTS = 600
 MOST_STEPS = 2_000
-MOST_TRACKS = 40
 
 
 def as_script(data: object) -> str:
@@ -52,17 +51,17 @@ def _step(run: Run) -> dict[str, Any] | None:
     if timeline is None or number is None:
         return None
     begin, end = (int(at) for at in timeline.step_ns[number])
-    drawn = drawn_ops(timeline, number)
+    places = drawn_ops(timeline, number)
     texts = _Texts()
-    op = _ops(timeline, number, drawn, texts)
-    op["held"] = [None] * len(drawn)
+    op = _ops(timeline, number, places, texts)
+    op["held"] = [None] * len(places)
     held = held_bytes(timeline, run.picture)
     if held is not None:
-        op["held"] = [held[place] for place in drawn]
-    op["group"] = [-1] * len(drawn)
+        op["held"] = [held[place] for place in places]
+    op["group"] = [-1] * len(places)
     if run.energy is not None:
         owner = {place: n for n, group in enumerate(run.energy.groups) for place in group.ops}
-        op["group"] = [owner.get(place, -1) for place in drawn]
+        op["group"] = [owner.get(place, -1) for place in places]
     return {
         "number": number,
         "steps": timeline.steps,
@@ -73,7 +72,7 @@ def _step(run: Run) -> dict[str, Any] | None:
         "texts": texts.all,
         "op": op,
         "energy": None if run.energy is None else _groups(run.energy, timeline),
-        "tracks": [_points(track, begin, end) for track in run.tracks[:MOST_TRACKS]],
+        "tracks": [_points(track, begin, end) for track in drawn(run.tracks)],
     }
 
 
@@ -99,12 +98,12 @@ class _Texts:
         return self._known[text]
 
 
-def _ops(timeline: Timeline, number: int, drawn: Sequence[int], texts: _Texts) -> dict[str, list[Any]]:
-    ops = [timeline.ops[place] for place in drawn]
+def _ops(timeline: Timeline, number: int, places: Sequence[int], texts: _Texts) -> dict[str, list[Any]]:
+    ops = [timeline.ops[place] for place in places]
     first = timeline.step_ns[number, 0]
-    low, middle, high = np.quantile(timeline.op_s[:, drawn] * 1e6, (0.05, 0.5, 0.95), axis=0)
+    low, middle, high = np.quantile(timeline.op_s[:, places] * 1e6, (0.05, 0.5, 0.95), axis=0)
     return {
-        "place": list(drawn),
+        "place": list(places),
         "name": [texts.number(op.name) for op in ops],
         "kind": [texts.number(op.kind) for op in ops],
         "module": [texts.number(op.module) for op in ops],
@@ -112,8 +111,8 @@ def _ops(timeline: Timeline, number: int, drawn: Sequence[int], texts: _Texts) -
         "why": [get_args(Why).index(op.why) for op in ops],
         "part": [op.micro_batch for op in ops],
         "category": [CATEGORIES.index(category(op.kind)) for op in ops],
-        "begin": _short((timeline.begin_ns[number, drawn] - first) / 1e3, 9),
-        "time": _short((timeline.end_ns[number, drawn] - timeline.begin_ns[number, drawn]) / 1e3, 9),
+        "begin": _short((timeline.begin_ns[number, places] - first) / 1e3, 9),
+        "time": _short((timeline.end_ns[number, places] - timeline.begin_ns[number, places]) / 1e3, 9),
         "middle": _short(middle),
         "low": _short(low),
         "high": _short(high),
@@ -184,7 +183,7 @@ def _whole(run: Run) -> dict[str, Any] | None:
         "each": each,
         "begin": _short((steps[::each, 0] - begin) / 1e9, 9),
         "end": _short((steps[:, 1][each - 1 :: each] - begin) / 1e9, 9),
-        "tracks": [_thin(track, begin) for track in run.tracks[:MOST_TRACKS]],
+        "tracks": [_thin(track, begin) for track in drawn(run.tracks)],
     }
 
 
@@ -205,7 +204,7 @@ def _about(track: Track) -> dict[str, Any]:
         "unit": track.unit,
         "origin": track.origin,
         "holds": track.holds,
-        "main": track.quantity != "utilisation" or track.is_mean,
+        "main": track.is_main,
     }
 
 

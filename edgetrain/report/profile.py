@@ -30,6 +30,7 @@ from edgetrain.report.breakdown import (
 from edgetrain.report.numbers import MISSING, between, number, quantity, scale
 from edgetrain.report.run import Run
 from edgetrain.report.summary import clip
+from edgetrain.report.tracks import drawn
 
 _SCRIPT = Path(__file__).with_name("view.js")
 MOST_ROWS = 5_000  # of a table; the rest is in the CSV
@@ -87,6 +88,8 @@ def _whole(run: Run, number_: int) -> str:
     note = (
         f"{sources} sources, sampled{period}. Shaded: from the least to the most where samples lie too dense to draw."
     )
+    left = len(run.tracks) - len(drawn(run.tracks))
+    note += f" {left} more lines are only in the CSV and the trace." if left else ""
     return f"<h2>The whole run</h2><p>{escape(note)}</p>{_view(number_, 'run')}"
 
 

@@ -111,7 +111,7 @@ _VIEW = """
 .view canvas:focus-visible { outline: 2px solid var(--accent); }
 .tip { position: absolute; z-index: 2; pointer-events: none; background: var(--page); color: var(--ink);
        font-size: .82rem;
-       border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .7rem; width: 21rem; line-height: 1.4;
+       border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .7rem; width: 25rem; line-height: 1.4;
        box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .tip b { display: block; overflow-wrap: anywhere; } .tip .where { color: var(--soft); overflow-wrap: anywhere; }
 .tip dl { display: grid; grid-template-columns: auto 1fr; gap: 0 .8rem; margin: .3rem 0 0; }

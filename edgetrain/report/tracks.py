@@ -12,6 +12,7 @@ Promised: what was not there is NaN, and a gap in the line. A rate of a counter 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +34,7 @@ Ints = NDArray[np.int64]
 TITLES: dict[Quantity, str] = {
     "power": "power",
     "utilisation": "cores busy",
-    "process": "CPU of the process",
+    "process": "CPU in use",
     "gpu": "GPU busy",
     "memory": "memory",
     "available": "available memory",
@@ -47,11 +48,13 @@ TITLES: dict[Quantity, str] = {
 _BY_UNIT: dict[str, Quantity] = {
     "J": "power", "W": "power", "B": "memory", "°C": "temperature", "Hz": "frequency", "V": "voltage", "A": "current",
 }  # fmt: skip
+_CORE = re.compile(r"cpu\d+")
 _RATES = {"J": "W", "s": "1"}
 _SUFFIX = re.compile(
     r"_(time_s|energy_j|power_w|frequency_hz|temperature_c|voltage_v|current_a|bytes|utilisation|c|s)$"
 )
 _MEAN = "mean of all cores"
+MOST_IN_A_LANE = 17
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,9 @@ class Track:
     holds: bool
 
     @property
-    def is_mean(self) -> bool:
-        return self.name == _MEAN
+    def is_main(self) -> bool:
+        """Not one of many cores, of which the mean or the sum says more."""
+        return self.name == _MEAN or not (self.quantity in ("utilisation", "process") and _CORE.search(self.name))
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,17 @@ def _mean(cores: Sequence[Track]) -> Track:
 
 
 # For a drawing
+
+
+def drawn(found: Sequence[Track]) -> list[Track]:
+    """Those that a lane has room for: the first of each quantity. A large machine has a hundred cores."""
+    count: Counter[str] = Counter()
+    kept = []
+    for track in found:
+        count[track.quantity] += 1
+        if count[track.quantity] <= MOST_IN_A_LANE:
+            kept.append(track)
+    return kept
 
 
 def within(track: Track, begin_ns: int, end_ns: int) -> Track:

@@ -383,12 +383,14 @@
     return { op: inside ? i : -1, title, where: "", lines: [["at", quantity(at, "s")]] };
   }
 
-  function trackLines(lanes, at) {
+  /** What the first lines of each lane say at a time. */
+  function trackLines(lanes, at, each) {
     const lines = [];
     for (const lane of lanes) {
       if (!lane.series) continue;
-      for (const one of lane.series.filter((each) => each.main).slice(0, 4)) {
-        const value = valueAt(one, at), several = lane.series.filter((each) => each.main).length > 1;
+      const main = lane.series.filter((each) => each.main), several = main.length > 1 && each > 1;
+      for (const one of main.slice(0, each)) {
+        const value = valueAt(one, at);
         if (one.title !== "tensors held") lines.push([several ? `${lane.title}: ${one.name}` : lane.title, value === null ? "no sample" : quantity(value, lane.unit)]);
       }
     }
@@ -590,7 +592,7 @@
       this.tip.replaceChildren(make("b", "", told.title));
       if (told.where) this.tip.append(make("div", "where", told.where));
       const list = make("dl");
-      for (const [name, text] of told.lines.concat(trackLines(this.model.lanes, at))) list.append(make("dt", "", name), make("dd", "", text));
+      for (const [name, text] of told.lines.concat(trackLines(this.model.lanes, at, this.model.op ? 1 : 4))) list.append(make("dt", "", name), make("dd", "", text));
       this.tip.append(list);
       this.tip.hidden = false;
       this.place(this.x(at), y === undefined ? MAP + AXIS + 60 : y);

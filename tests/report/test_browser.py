@@ -195,7 +195,7 @@ def test_a_hostile_run_is_drawn_and_runs_nothing(browser: Browser, profile: RunF
     page.open(write_page([profile], tmp_path / "hostile.html"))
     page.until(f"document.querySelector('{VIEW}').dataset.drawn")
     left, top, width, _ = box(page)
-    page.mouse("mouseMoved", left + width / 2, top + 120)
+    page.mouse("mouseMoved", left + longest(load_run(profile))[1] * width, top + 120)
     assert EVIL in page.value(f"{TIP}.innerText")
     assert page.value("document.scripts.length") == 2
     assert (page.requests(), page.complaints()) == ([], [])
