@@ -22,6 +22,10 @@ TESTS = (
     "tests/run/test_kill.py",
     "tests/plan/test_random_programs.py",
     "tests/plan/test_plans_on_random_programs.py",
+    "tests/plan/test_paging_on_random_programs.py",
+    "tests/plan/test_random_programs_under_fire.py",
+    "tests/plan/test_same_optimum_as_poet.py",
+    "tests/plan/test_rest.py",
 )
 
 

@@ -171,6 +171,7 @@ class _Mover:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
 
     def write(self, place: _Slot, address: int) -> None:
+        place.checksum = None  # until all of it is there: what was there before must not pass for it
         checksum = 0
         for begin in range(0, place.n_bytes, CHUNK_BYTES):
             n_bytes = min(CHUNK_BYTES, place.n_bytes - begin)

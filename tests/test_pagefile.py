@@ -347,6 +347,25 @@ def test_what_the_system_says_is_told_apart_from_what_was_found_here(tmp_path: P
         put(pages, 0, data(10))
 
 
+def test_what_a_failed_write_did_not_replace_is_not_read_for_it(tmp_path: Path) -> None:
+    """The page of the step before is still there, whole; it is not what was to be written."""
+    broken = False
+
+    def write(file: int, view: memoryview, at: int) -> int:
+        if broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return REAL.write(file, view, at)
+
+    pages = PageFile(tmp_path, [1000], calls=around(write=write))
+    put(pages, 0, data(1000, seed=1))
+    broken = True
+    values = data(1000, seed=2)
+    pages.write(0, address(values))
+    assert pages.settle() == {0}
+    with pytest.raises(PageFault, match="other bytes"):
+        got(pages, 0, 1000)
+
+
 def test_settle_waits_for_all_of_them(tmp_path: Path) -> None:
     gate = threading.Event()
 

@@ -184,7 +184,10 @@ class Walk:
                     for cell, value in self.cells
                 )
                 or any(len(container) != number for container, number in self.lengths)
-                or any(_differs(getattr(value, slot, None), was) for value, slot, was in self.slots)
+                or any(
+                    (now := getattr(value, slot, None)) is not was and _differs(now, was)
+                    for value, slot, was in self.slots
+                )
             )
         except (KeyError, IndexError, ValueError):  # it is gone; a cell that was emptied gives the last of these
             return True

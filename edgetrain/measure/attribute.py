@@ -11,13 +11,15 @@ and over many steps, met at other places each time, there are far more equations
 squares, weighted by the noise, with no level below 0, and held weakly to the mean where the windows say nothing.
 (Smearing the mean of a window over its ops would give each op the power of its neighbours.)
 
-In:  `Ops`, when each op ran; `Windows`, from a counter or a gauge (`counted`, `gauged`).
+In:  `Ops`, when each op ran; `Windows`, from what was sampled of a counter or a gauge (`windows_of`).
 Out: `Attribution`: a `Share` for each op, with its 95 % interval, and one for the gaps.
 
 Promised: ops that the windows cannot tell apart are merged into one share and shown so: their sum is known though the
 parts are not. An op that no window met has no figure. The order of ops, instances and windows changes nothing.
 
-Assumed: an op has one level over its instances (what it varies by is noise), and ops that run at the same time add up.
+Assumed: the instances of an op have one level, or each takes the same amount however long it lasts (one that had to
+wait for a core does the same work): whichever explains the windows better. What they differ by beyond that is noise.
+Ops that run at the same time add up.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import UserError
 from edgetrain.measure.intervals import student
+from edgetrain.measure.samples import Series
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Constant = Literal["level", "amount"]
 
 _LEAST_GAP = 1e-3  # of all time; below that, gaps are no share of their own
 _TOLD_APART = 0.5  # an op whose level is known to within so much of the mean level stands alone
@@ -42,6 +47,8 @@ _AGAINST = -0.1  # errors that are correlated less than this do not cancel
 _GUESSED_NOISE = 0.1  # of a window's amount, where there are too few windows to measure it
 _LEAST_FREE = 10  # degrees of freedom that noise is measured with
 _ROUNDS = 4
+_SAME_LENGTH = 1e-3
+_SURER_TOTAL = 10.0  # than the noise of the windows would have it
 _NOISE_BINS = 12
 IDLE = "(idle)"  # in the names of a share: time without any op
 
@@ -119,6 +126,7 @@ class Attribution:
     """shares: each op is in exactly one. idle: time without any op; None where there is none.
     total: what the windows held; explained: what the shares say they should have held. windows: how many were used.
     noise: what one window differs from that, as a part of a window's mean.
+    constant: what all instances of an op have in common: their level, or the amount that each takes.
     """
 
     shares: tuple[Share, ...]
@@ -127,6 +135,7 @@ class Attribution:
     explained: float
     windows: int
     noise: float
+    constant: Constant
 
     def share(self, name: str) -> Share:
         """The share that this op is in."""
@@ -137,6 +146,14 @@ class Attribution:
 
 
 # Windows from samples
+
+
+def windows_of(series: Series, name: str, *, averaged_s: float | None = None) -> Windows:
+    """Windows of one channel of a sampled source. averaged_s: as in `gauged`."""
+    channel, values = series.column(name)
+    if channel.counter:
+        return counted(series.at_ns, values, least_window_s=channel.least_window_s)
+    return gauged(series.at_ns, values, averaged_s=averaged_s)
 
 
 def counted(at_ns: Ints, total: Floats, *, least_window_s: float = 0.0) -> Windows:
@@ -178,15 +195,23 @@ def attribute(ops: Ops, windows: Windows) -> Attribution:
     """The level of each op that explains the windows best."""
     met = _equations(ops, windows)
     if not len(met.amount):
-        return Attribution(tuple(_unmet(ops)), None, 0.0, 0.0, 0, math.inf)
+        return Attribution(tuple(_unmet(ops)), None, 0.0, 0.0, 0, math.inf, "level")
+    constant: Constant = "level"
     fit = _solve(met)
+    if (evened := _same_amounts(ops, met)) is not None and _off(met, other := _solve(evened)) < _off(met, fit):
+        met, fit, constant = evened, other, "amount"
     off = np.sqrt(np.mean((met.amount - fit.fitted) ** 2)) / max(abs(met.amount.mean()), 1e-300)
     shares = [*_shares(ops, met, fit), *_unmet(ops, met)]
     idle = next((share for share in shares if IDLE in share.names), None)
     number = {name: place for place, name in enumerate(ops.names)}
     shares = sorted((share for share in shares if share.names != (IDLE,)), key=lambda share: number[share.names[0]])
     totals = (float(met.amount.sum()), float(fit.fitted.sum()), len(met.amount))
-    return Attribution(tuple(shares), idle, *totals, float(off))
+    return Attribution(tuple(shares), idle, *totals, float(off), constant)
+
+
+def _off(met: _Equations, fit: _Fit) -> float:
+    """How far windows lie from what they should hold, the wild ones counting little."""
+    return float(np.abs(met.amount - fit.fitted).mean())
 
 
 def _shares(ops: Ops, met: _Equations, fit: _Fit) -> Iterator[Share]:
@@ -227,11 +252,13 @@ def _summed(place: Ints, values: Floats, count: int) -> Floats:
 class _Equations:
     """One row a window, as its entries that are not 0, row by row: (row, column, seconds).
 
-    columns: the op of each column; None: idle. time_s: of each column, inside windows.
+    columns: the op of each column; None: idle. time_s: of each column, inside windows. instance: of each entry; −1: no
+    op's.
     """
 
     row: Ints
     column: Ints
+    instance: Ints
     seconds: Floats
     amount: Floats
     columns: tuple[int | None, ...]
@@ -247,10 +274,11 @@ def _equations(ops: Ops, windows: Windows) -> _Equations:
     if gap.sum() > _LEAST_GAP * length.sum():
         there = np.flatnonzero(gap)
         row, op = np.concatenate([row, there]), np.concatenate([op, np.full(len(there), -1)])
-        seconds = np.concatenate([seconds, gap[there]])
+        instance, seconds = np.concatenate([instance, np.full(len(there), -1)]), np.concatenate([seconds, gap[there]])
     # Columns in the order in which they are met, so that results do not depend on how ops were numbered.
-    order = np.lexsort((op, np.concatenate([ops.start_ns[instance], np.full(len(row) - len(instance), 1 << 62)]), row))
-    row, op, seconds = row[order], op[order], seconds[order]
+    start = np.append(ops.start_ns, 1 << 62)[instance]
+    order = np.lexsort((op, start, row))
+    row, op, instance, seconds = row[order], op[order], instance[order], seconds[order]
     known, first, column = np.unique(op, return_index=True, return_inverse=True)
     by_place = np.argsort(first, kind="stable")
     rank = np.empty(len(known), dtype=np.int64)
@@ -258,7 +286,20 @@ def _equations(ops: Ops, windows: Windows) -> _Equations:
     columns = tuple(None if known[n] < 0 else int(known[n]) for n in by_place)
     column = rank[column]
     used, row = np.unique(row, return_inverse=True)
-    return _Equations(row, column, seconds, windows.amount[used], columns, _summed(column, seconds, len(known)))
+    time_s = _summed(column, seconds, len(known))
+    return _Equations(row, column, instance, seconds, windows.amount[used], columns, time_s)
+
+
+def _same_amounts(ops: Ops, met: _Equations) -> _Equations | None:
+    """The same with seconds counted as if all instances of an op lasted as long as they do on average; None where they
+    do anyway."""
+    lengths, count = ops.lengths_s, np.maximum(np.bincount(ops.op, minlength=len(ops.names)), 1)
+    mean = _summed(ops.op, lengths, len(ops.names)) / count
+    factor = np.append(mean[ops.op] / np.maximum(lengths, 1e-12), 1.0)[met.instance]
+    if np.abs(factor - 1).max() < _SAME_LENGTH:
+        return None
+    seconds = met.seconds * factor
+    return replace(met, seconds=seconds, time_s=_summed(met.column, seconds, len(met.columns)))
 
 
 def _overlaps(start_ns: Ints, end_ns: Ints, windows: Windows) -> tuple[Ints, Ints, Floats]:
@@ -334,10 +375,22 @@ def _solve(met: _Equations) -> _Fit:
             break  # too few to tell the noise from what is to be found: the guess stands
         degrees, variance = unused, _noise(met.amount, _fitted(met, free)) * rows / unused
     gram = _gram(met, 1 / variance, n)
-    free, covariance = _posterior(gram, prior)
+    _, covariance = _posterior(gram, prior)
+    gram = _with_total(gram, met, variance)
+    free, _ = _posterior(gram, prior)
     off = float(((met.amount - _fitted(met, free)) ** 2 / variance).sum()) / max(degrees, rows / 4)
     level = _not_negative(gram, prior)
     return _Fit(level, free, covariance * max(1.0, off), student(degrees), _fitted(met, level))
+
+
+def _with_total(gram: _Gram, met: _Equations, variance: Floats) -> _Gram:
+    """One more equation: all ops together take what all windows hold. It follows from the others if each op has one
+    level; where it has not, parts that do not add up would be the first thing a reader sees."""
+    weight = _SURER_TOTAL**2 / float(variance.sum())
+    return _Gram(
+        gram.gram + weight * np.outer(met.time_s, met.time_s),
+        gram.right + weight * met.time_s * float(met.amount.sum()),
+    )
 
 
 def _posterior(gram: _Gram, prior: _Prior) -> tuple[Floats, Floats]:

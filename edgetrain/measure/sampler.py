@@ -35,7 +35,7 @@ from edgetrain.measure.sampling import Paced, Read, Summary, Task
 from edgetrain.measure.sensors import Source, find
 
 LEAST_PERIOD_S, MOST_PERIOD_S = 0.001, 60.0
-_PATIENCE_S = 10.0
+_PATIENCE_S = 20.0  # a driver's library can take seconds to start
 
 # edgetrain/__init__.py loads PyTorch. A package of that name with the same folder and nothing in it takes its place,
 # so that only what sampling.py names is loaded. -S: the search path is handed over, nothing needs to be looked for.

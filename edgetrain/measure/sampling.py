@@ -55,6 +55,8 @@ _RETRY_READS = 9  # a source that is gone is left alone for so many reads
 _MOST_NOTES = 50
 _READS_SHARE = 0.006  # of one core, for all reads together; what is left of 1.5 % pays for waking up and writing
 _LITTLE_SHARE = 0.003  # reads that take no more than this are not what makes a sampler dear
+_CHEAP_S = 5e-6  # a tick: to read such a source less often saves nothing
+_POWER_MAY = 8  # times what another source may take
 _SLOWEST = 32  # a source is read once in so many ticks at least
 _POWER = {"J", "W", "A", "V"}  # what ops are told apart by
 _BIN_NS, _BINS = 10_000, 10_000  # lateness in bins of 10 µs up to 100 ms
@@ -373,13 +375,13 @@ def share(series: Sequence[Series], period_ns: int) -> float:
 
 
 def slow_down(series: Sequence[Series]) -> bool:
-    """Read the source that takes most half as often; one of power only when no other is left. False: none is left."""
-    for power in (False, True):
-        open_ = [one for one in series if one.free and one.every < _SLOWEST and _is_power(one.source) == power]
-        if open_:
-            max(open_, key=lambda one: one.cost_s / one.every).every *= 2
-            return True
-    return False
+    """Read the source that takes most half as often; power, which ops are told apart by, may take several times what
+    others do. False: none is left whose reads are worth saving."""
+    open_ = [one for one in series if one.free and one.every < _SLOWEST and one.cost_s / one.every > _CHEAP_S]
+    if open_:
+        dearest = max(open_, key=lambda one: one.cost_s / one.every / (_POWER_MAY if _is_power(one.source) else 1))
+        dearest.every *= 2
+    return bool(open_)
 
 
 def _useful(source: Source, period_ns: int) -> int:

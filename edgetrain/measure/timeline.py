@@ -94,7 +94,7 @@ class Tracer:
     """Runs steps under the clock and collects their rows; with a folder it writes them there as they come."""
 
     def __init__(self, step: Step, folder: Path | None = None) -> None:
-        self._step, self._folder = step, folder
+        self._step, self._folder, self._clock = step, folder, _Clock(step.graph)
         self._places: list[int] | None = None
         self._ops: tuple[OpRun, ...] = ()
         self._rows: list[NDArray[np.int64]] = []
@@ -102,7 +102,8 @@ class Tracer:
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """One step, as `step(*batch)`."""
-        clock = _Clock(self._step.graph)
+        clock = self._clock
+        clock.begin()
         began = time.monotonic_ns()
         loss = self._step.timed(clock.mark, *batch)
         clock.settle()
@@ -135,36 +136,40 @@ class Tracer:
 
 
 class _Clock:
-    """Marks of one step: of this processor's clock, or events of a GPU, which are turned into times by `settle`."""
+    """Marks of a step: of this processor's clock, or events of a GPU, which are turned into times by `settle`."""
 
     def __init__(self, graph: Graph) -> None:
         self.marks: Marks = []
         self._device = next((s.device for s in graph.storages if s.device.startswith("cuda")), None)
-        self._events: list[tuple[int, torch.cuda.Event]] = []
-        self.mark: Callable[[int], None] = self._marker() if self._device is None else self._event_marker()
+        self._events: list[
+            torch.cuda.Event
+        ] = []  # used again by every step: to make one takes longer than to record it
+        self._places: list[int] = []
+        self.mark: Callable[[int], None] = self._by_event
 
-    def _marker(self) -> Callable[[int], None]:
-        append, now = self.marks.append, time.monotonic_ns
-        return lambda place: append((place, now()))
-
-    def _event_marker(self) -> Callable[[int], None]:
+    def begin(self) -> None:
+        self.marks = []
+        if self._device is None:
+            append, now = self.marks.append, time.monotonic_ns
+            self.mark = lambda place: append((place, now()))
+            return
         torch.cuda.synchronize(self._device)
+        self._places.clear()
         self._first = torch.cuda.Event(enable_timing=True)
         self._first.record()
         self._first.synchronize()
         self._first_ns = time.monotonic_ns()
 
-        def mark(place: int) -> None:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append((place, event))
-
-        return mark
+    def _by_event(self, place: int) -> None:
+        if len(self._places) == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[len(self._places)].record()
+        self._places.append(place)
 
     def settle(self) -> None:
         if self._device is not None:
             torch.cuda.synchronize(self._device)
-            for place, event in self._events:
+            for place, event in zip(self._places, self._events, strict=False):
                 self.marks.append((place, self._first_ns + round(1e6 * self._first.elapsed_time(event))))
 
 

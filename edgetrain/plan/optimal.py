@@ -10,7 +10,8 @@ The program and its class of schedules are those of `program.py`. It is solved b
 2. where that did not come near the bound: windows. All stays as it is but for a few stages, which are solved again,
    those first where most is recomputed.
 
-Tight budgets need longer chains: where none of the class fits, `depth` is doubled.
+Tight budgets need longer chains: where none of the class fits, `depth` is doubled. Graphs of up to `SMALL` ops have the
+whole class of POET's program instead (`wide`); where transfers run beside the ops, the search begins from its best.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ WINDOW_TIME_S = 2.0  # the most for one of them
 LAST_PART = 0.05  # of the time, for windows at the end; the bound needs the rest
 PART_ALONE = 0.25  # of the time, for paging alone and as much for recomputing alone, before both together
 TIMES_TO_BUILD = 4  # a larger program for them is built if so often its time is left
+SMALL = 40  # ops, for which all schedules are searched that POET's program knows
+WIDE_CLASS = "recompute of forward ops before any op, each at most once there, in the order of the step"
 CLASS = "recompute of forward ops before ops of the backward pass that read activations, in chains of at most {} ops"
 
 
@@ -63,17 +66,27 @@ class Aim:
     def pages(self, problem: Problem) -> bool:
         return self.page and problem.costs.store is not None
 
+    def wide(self, problem: Problem) -> bool:
+        """Whether any op may be run again before any other, and anything paged at any time."""
+        return _is_small(problem) and not (self.overlap and self.pages(problem))
+
     def formulation(self, problem: Problem, *, depth: int, reach: int | None = None) -> Formulation:
+        wide = self.wide(problem)
         if self.pages(problem):
             return PagingFormulation(
-                problem, depth=depth, reach=reach, recompute=self.recompute, overlap=self.overlap
+                problem, depth=depth, reach=reach, recompute=self.recompute, overlap=self.overlap, wide=wide
             )  # fmt: skip
-        return Formulation(problem, depth=depth, reach=reach, recompute=self.recompute)
+        return Formulation(problem, depth=depth, reach=reach, recompute=self.recompute, wide=wide)
 
-    def schedules(self, depth: int) -> str:
+    def schedules(self, depth: int, *, wide: bool) -> str:
         """The class that they are of, in words."""
         paging = "paging to the store" if self.page else ""
-        return " and ".join(part for part in (CLASS.format(depth) if self.recompute else "", paging) if part)
+        recompute = (WIDE_CLASS if wide else CLASS.format(depth)) if self.recompute else ""
+        return " and ".join(part for part in (recompute, paging) if part)
+
+
+def _is_small(problem: Problem) -> bool:
+    return sum(not view for view in problem.is_view) <= SMALL
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,11 @@ class _Solver:
         self._infinity = highspy.kHighsInf
         self._none = highspy.HighsModelStatus.kInfeasible
         self._highs.setOptionValue("output_flag", False)
-        # After the decisions: the budget in megabytes, and for each stage what all its recomputes have in common.
+        # The solver's tolerances are absolute: what is small in seconds or megabytes must not be small for it.
+        sizes = [n for n, lasts in zip(form.problem.size, form.problem.lasting, strict=True) if not lasts]
+        self._unit_bytes = min(1e6, float(max([*sizes, 1])))
+        self._unit = self._unit_bytes  # of what is sought
+        # After the decisions: the budget, and for each stage what all its recomputes have in common.
         again = form.while_recomputing()
         self._shared = [_common(rows) for rows in again]
         n, m = form.count, form.count + 1 + len(self._shared)
@@ -130,9 +147,11 @@ class _Solver:
         if budget is None:
             cost[n] = 1.0
         else:
-            for v, a in form.extra(objective).items():
-                cost[v] = a
-            low[n] = high[n] = budget / 1e6
+            extra, waits = form.extra(objective), set(form.continuous)
+            self._unit = max((a for v, a in extra.items() if v not in waits), default=0.0) or 1.0
+            for v, a in extra.items():
+                cost[v] = a / self._unit
+            low[n] = high[n] = budget / self._unit_bytes
         self._highs.addVars(m, low, high)
         columns = np.arange(m, dtype=np.int32)
         self._highs.changeColsCost(m, columns, cost)
@@ -145,16 +164,19 @@ class _Solver:
             self.limit(limited, amount)
         self.forbid(form.while_running())
         for at, (shared, rows) in enumerate(zip(self._shared, again, strict=True)):
-            self._add([({**{v: a / 1e6 for v, a in shared.items()}, n + 1 + at: -1.0}, 0.0)])
+            self._add([({**{v: a / self._unit_bytes for v, a in shared.items()}, n + 1 + at: -1.0}, 0.0)])
             self.forbid([MemoryRow(_without(row.row, shared), row.fixed_bytes) for row in rows], also=n + 1 + at)
 
     def limit(self, what: Objective, amount: float) -> None:
-        self._add([(self.form.extra(what), amount)])
+        extra = self.form.extra(what)
+        unit = max(extra.values(), default=0.0) or 1.0
+        self._add([({v: a / unit for v, a in extra.items()}, amount / unit)])
 
     def forbid(self, rows: Iterable[MemoryRow], *, also: int | None = None) -> None:
         """also: a variable that is part of each row."""
         limit = {self.form.count: -1.0} | ({} if also is None else {also: 1.0})
-        self._add([({v: a / 1e6 for v, a in m.row.items()} | limit, -m.fixed_bytes / 1e6) for m in rows])
+        unit = self._unit_bytes
+        self._add([({v: a / unit for v, a in m.row.items()} | limit, -m.fixed_bytes / unit) for m in rows])
 
     def _add(self, rows: list[tuple[Row, float]]) -> None:
         index = [v for row, _ in rows for v in row]
@@ -169,8 +191,8 @@ class _Solver:
         import highspy
 
         solution = highspy.HighsSolution()
-        shared = [sum(a * values[v] for v, a in row.items()) / 1e6 for row in self._shared]
-        solution.col_value = [*values, 0.0 if self.budget is None else self.budget / 1e6, *shared]
+        shared = [sum(a * values[v] for v, a in row.items()) / self._unit_bytes for row in self._shared]
+        solution.col_value = [*values, 0.0 if self.budget is None else self.budget / self._unit_bytes, *shared]
         self._highs.setSolution(solution)
 
     def hold(self, values: Values, free: Sequence[int]) -> None:
@@ -188,7 +210,7 @@ class _Solver:
         # HiGHS counts the time of all runs of one model together.
         self._highs.setOptionValue("time_limit", self._highs.getRunTime() + max(time_limit_s, 0.0))
         self._highs.setOptionValue("mip_rel_gap", relative_gap)
-        self._highs.setOptionValue("mip_abs_gap", absolute_gap)
+        self._highs.setOptionValue("mip_abs_gap", absolute_gap / self._unit)
         self._highs.run()
 
     @property
@@ -203,8 +225,9 @@ class _Solver:
 
     @property
     def bound(self) -> float:
+        """In seconds or joules; without a budget, in bytes."""
         found: float = self._highs.getInfo().mip_dual_bound
-        return found
+        return found * self._unit
 
 
 def optimal(
@@ -222,6 +245,13 @@ def optimal(
     aim = aim or Aim()
     if aim.most and (start is None or not _Search(problem, budget_bytes, aim, 1).keeps(start)):
         start = _within_limits(problem, budget_bytes, aim, start, 2 * PART_ALONE * time_limit_s, gap)
+    if aim.overlap and aim.pages(problem) and _is_small(problem):
+        # A larger class, where all wait for transfers; what is found there takes no longer beside the ops.
+        found = optimal(
+            problem, budget_bytes, aim=replace(aim, overlap=False), start=start, time_limit_s=PART_ALONE * time_limit_s,
+            gap=gap,
+        )  # fmt: skip
+        start = _better(_Search(problem, budget_bytes, aim, 1), start, found.order)
     if aim.recompute and aim.pages(problem):
         # Joint is never worse than either alone.
         for part in (replace(aim, recompute=False), replace(aim, page=False)):
@@ -236,12 +266,19 @@ def optimal(
                     problem, start, budget_bytes, search.worth, until=time.monotonic() + PART_ALONE * time_limit_s,
                     overlap=aim.overlap,
                 )  # fmt: skip
-    depth = _depth(problem)
+    depth = DEPTH if aim.wide(problem) else _depth(problem)
     while True:
         found = _at_depth(problem, budget_bytes, aim, start, end, gap, depth)
-        if not found.infeasible or depth >= min(DEEPEST, len(problem.order)) or time.monotonic() > end:
+        deepest = aim.wide(problem) or depth >= min(DEEPEST, len(problem.order))
+        if not found.infeasible or deepest or time.monotonic() > end:
             return found
         depth *= 2
+
+
+def _better(search: _Search, *orders: Sequence[Item] | None) -> Sequence[Item] | None:
+    """Of those that keep every limit."""
+    kept = [order for order in orders if order is not None and search.keeps(order)]
+    return min(kept, key=lambda order: search.worth(search.timing(order)), default=None)
 
 
 def _within_limits(
@@ -275,7 +312,7 @@ def _at_depth(
         _improve(search, end)
     # A start from outside the class may be better than all of it.
     bound = min(search.bound, search.extra)
-    return Found(search.best, search.extra, bound, aim.schedules(depth), infeasible)
+    return Found(search.best, search.extra, bound, aim.schedules(depth, wide=search.form.wide), infeasible)
 
 
 def _improve(search: _Search, end: float) -> None:
@@ -290,6 +327,8 @@ def _improve(search: _Search, end: float) -> None:
             deeper.improve(end)
             search.take(deeper.best or search.best)
             return
+        if search.form.wide:
+            return  # it is no larger for longer chains
 
 
 class _Search:
@@ -298,7 +337,7 @@ class _Search:
     def __init__(self, problem: Problem, budget: int, aim: Aim, depth: int) -> None:
         self.problem, self.budget, self.aim = problem, budget, aim
         self.form = aim.formulation(problem, depth=depth)
-        self.keep_all = self._timing(problem.order)
+        self.keep_all = self.timing(problem.order)
         self.whole = self._value(self.keep_all)
         self.best: tuple[Item, ...] | None = None
         self.extra, self.bound = math.inf, 0.0
@@ -314,7 +353,7 @@ class _Search:
         self.build_s = time.monotonic() - begin
         return found
 
-    def _timing(self, order: Sequence[Item]) -> Timing:
+    def timing(self, order: Sequence[Item]) -> Timing:
         return self.problem.timing(order, overlap=self.aim.overlap)
 
     def _value(self, timing: Timing, what: Objective | None = None) -> float:
@@ -331,11 +370,11 @@ class _Search:
 
     def keeps(self, order: Sequence[Item]) -> bool:
         """Whether an order keeps every limit."""
-        return math.isfinite(self.worth(self._timing(order))) and self.problem.peak_bytes(order) <= self.budget
+        return math.isfinite(self.worth(self.timing(order))) and self.problem.peak_bytes(order) <= self.budget
 
     def take(self, order: tuple[Item, ...]) -> bool:
         """Whether the order, which keeps the budget, is the best so far."""
-        extra = self._value(self._timing(order)) - self.whole
+        extra = self._value(self.timing(order)) - self.whole
         better = extra < self.extra
         if better:
             self.best, self.extra = order, extra
@@ -401,7 +440,7 @@ class _Search:
     def _too_long(self, order: tuple[Item, ...]) -> bool:
         """Take the order if it keeps the limits of time and energy too. True: it waits longer than the program knew,
         and the limit is tighter by as much from now on."""
-        timing = self._timing(order)
+        timing = self.timing(order)
         over = {what: self._value(timing, what) - most for what, most in self.aim.most.items()}
         if all(excess <= 1e-9 for excess in over.values()):
             self.take(order)
@@ -431,7 +470,7 @@ def smallest(
         order = form.order(values)
         if problem.peak_bytes(order) < problem.peak_bytes(best):
             best = order
-        target = solver.bound * 1e6 * 1.002
+        target = solver.bound * 1.002
         over = places_over(problem, order, target)
         if not over:
             break

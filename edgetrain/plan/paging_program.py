@@ -18,6 +18,9 @@ until its point, if nothing but the step's own ops ran meanwhile; so what is on 
     least      Σ R·time + Σ W + the transfers that all wait for; or the energy of the recomputes, the transfers and of
                idling all the while
 
+Where the program is `wide` (`program.py`) all wait for every transfer: then a storage may as well be written as soon as
+it is made, whether it is kept for a while or not, gradients too, and be read back for any op.
+
 The channel has a row for each pair of instants out of a few (`INSTANTS`), so a solution may wait a little longer than
 it says; the schedule is played through to know (`timing.py`), and the bound stays one.
 """
@@ -54,8 +57,10 @@ class PagingFormulation(Formulation):
         reach: int | None = None,
         recompute: bool = True,
         overlap: bool = True,
+        wide: bool = False,
     ) -> None:
-        super().__init__(problem, depth=depth, reach=reach, recompute=recompute)
+        assert not (wide and overlap)
+        super().__init__(problem, depth=depth, reach=reach, recompute=recompute, wide=wide)
         assert problem.costs.store is not None
         self.store: Store = problem.costs.store
         self.ways = (False, True) if overlap else (True,)
@@ -66,6 +71,7 @@ class PagingFormulation(Formulation):
         self.begin: dict[tuple[int, int, bool], int] = {}
         self.O: dict[tuple[int, bool], int] = {}
         self.I: dict[tuple[int, int, bool], int] = {}
+        self._until = prepare(problem).until
         for s in self._worth_paging():
             self._page(s)
         self._storage = {v: key[0] for key, v in (*self.O.items(), *self.I.items())}
@@ -77,17 +83,19 @@ class PagingFormulation(Formulation):
 
     def _worth_paging(self) -> list[int]:
         p = self.problem
+        if self.wide:
+            return [s for s in self.points if s in p.pageable]
         least = LEAST_PART * (p.keep_all.peak_bytes - p.keep_all.persistent_bytes)
-        until = prepare(p).until
-        found = []
-        for s, points in self.points.items():
-            # Once something is updated it must be possible to make it again when it does not come back.
-            last = points[-1]
-            updates = p.updates == "early" or (p.updates == "together" and last >= self.first_update)
-            safe = not updates or until[s] >= p.position[self.ops[last]]
-            if s in self.uses and s in p.pageable and safe and p.size[s] >= least:
-                found.append(s)
-        return found
+        return [
+            s for s, points in self.points.items()
+            if s in self.uses and s in p.pageable and self._safe(s, points[-1]) and p.size[s] >= least
+        ]  # fmt: skip
+
+    def _safe(self, s: int, point: int) -> bool:
+        """Once something is updated it must be possible to make it again when it does not come back."""
+        p = self.problem
+        updates = p.updates == "early" or (p.updates == "together" and point >= self.first_update)
+        return not updates or self._until[s] >= p.position[self.ops[point]]
 
     def _page(self, s: int) -> None:
         first, points = self.forward_last[s] + 1, self.points[s]
@@ -102,7 +110,7 @@ class PagingFormulation(Formulation):
             return
         earliest = min(self.freed[s, waits] for waits in self.ways if (s, waits) in self.O)
         for before, point in zip((first - 1, *points), points, strict=False):
-            for waits in self.ways:
+            for waits in self.ways if self._safe(s, point) else ():
                 begin = point if waits else self.begin_of(point, in_s)
                 begin = max(begin, before + 1, earliest)
                 if begin > point or (begin == point and not waits):
@@ -138,7 +146,7 @@ class PagingFormulation(Formulation):
         yield from super().logic()
         for s, point in {(s, point) for s, point, _ in self.I}:
             yield dict.fromkeys(self.brings(s, point), 1.0) | dict.fromkeys(self._sends(s), -1.0), 0.0
-        for s in {s for s, _ in self.O}:
+        for s in {s for s, _ in self.O} if not self.wide else ():
             yield dict.fromkeys((*self._sends(s), self.K[s, 0]), 1.0), 1.0
         for (s, point, waits), v in self.I.items():
             # It cannot come back before it has gone.

@@ -21,6 +21,10 @@ op that reads it may be recomputed (as one of the last `reach` of a chain, where
                there if it is kept over the gap that follows
     least      Σ R[t,i] · time(i)
 
+`wide` takes all that POET's program has (`poet_as_published.py`), for graphs of few ops: the step is not parted into
+forward and backward, every op is a stage, before it any op may be recomputed that can be, and each stage is a point of
+whatever may be of use there or later. What the step leaves behind stays from when it is made.
+
 The rows for recomputes count their own inputs and results, what is kept, and what the stage itself waits for; what
 else a chain holds in between is found by playing the schedule through, and cut off by a row of its own
 (`Formulation.cut`).
@@ -69,20 +73,22 @@ class Formulation:
         depth: int,
         reach: int | None = None,
         recompute: bool = True,
+        wide: bool = False,
     ) -> None:
         self.problem, self.depth, self.reach, self.recompute = problem, depth, reach or depth, recompute
+        self.wide = wide
         p = problem
         self.ops = [number for number in p.order if not p.is_view[number]]
         self.at = {number: index for index, number in enumerate(self.ops)}
         phases = [p.graph.ops[number].phase for number in self.ops]
         self.first_backward = next((i for i, phase in enumerate(phases) if phase != "forward"), len(phases))
-        self.forward_last, self.uses = self._uses()
+        self.forward_last, self.uses = self._wide_uses() if wide else self._uses()
         self.stages = sorted({use for uses in self.uses.values() for use in uses})
         self.before, self.during = self._fixed()
         kept = (action for action in p.actions(p.order) if isinstance(action, Compute))
         self.overwritten = {action.op: action.into for action in kept if action.into is not None}
         self.points = {s: list(uses) for s, uses in self.uses.items()}
-        self.candidates = {t: self._candidates(t) for t in self.stages}
+        self.candidates = self._wide_candidates() if wide else {t: self._candidates(t) for t in self.stages}
         # stage → storage → the first recompute there that reads it
         self.first_reader = {
             t: {s: self.at[j] for j in reversed(found) for s in p.reads[j]} for t, found in self.candidates.items()
@@ -121,6 +127,19 @@ class Formulation:
                     if s in last:
                         uses.setdefault(s, []).append(index)
         return last, uses
+
+    def _wide_uses(self) -> tuple[dict[int, int], dict[int, list[int]]]:
+        """The same where the step is not parted: where each storage is made, and where it is read. What the step must
+        leave behind stays from when it is made."""
+        p = self.problem
+        kept = lifetimes.results(p.graph)
+        made = {s: index for index, number in enumerate(self.ops) for s in p.makes[number] if s not in kept}
+        uses: dict[int, list[int]] = {}
+        for index, number in enumerate(self.ops):
+            for s in p.reads[number]:
+                if s in made:
+                    uses.setdefault(s, []).append(index)
+        return made, uses
 
     def _fixed(self) -> tuple[list[int], list[int]]:
         """The bytes before and during each op that no decision changes: all but the storages with gaps."""
@@ -164,6 +183,27 @@ class Formulation:
             if not lost:
                 return sorted(found, key=self.at.__getitem__)
             found -= lost
+
+    def _wide_candidates(self) -> dict[int, list[int]]:
+        """Before every op, all that may be recomputed there and may be of use then or later; each such stage is a point
+        of what they read and make."""
+        p = self.problem
+        found: dict[int, list[int]] = {t: [] for t in range(len(self.ops))}
+        useful = {s: uses[-1] for s, uses in self.uses.items()}  # the last stage at which it can be of use
+        for index in range(len(self.ops) - 1, -1, -1):
+            i = self.ops[index]
+            last = max((useful[s] for s in p.makes[i] if s in useful), default=-1)
+            stages = [t for t in range(index + 1, last + 1) if p.deadline[i] > p.position[self.ops[t]]]
+            if not self.recompute or not stages or any(s not in self.forward_last for s in (*p.reads[i], *p.makes[i])):
+                continue
+            for t in stages:
+                found[t].insert(0, i)
+            for s in p.reads[i]:
+                useful[s] = max(useful[s], stages[-1])
+            for s in (*p.reads[i], *(s for s in p.makes[i] if s in useful)):
+                self.points[s] = sorted({*self.points[s], *stages})
+        self.stages = [t for t in found if found[t] or t in self.stages]
+        return {t: found[t] for t in self.stages}
 
     def _add_point(self, s: int, stage: int) -> None:
         points = self.points[s]

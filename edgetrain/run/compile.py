@@ -89,6 +89,7 @@ def build(
     resumable: bool = False,
     watched: bool = False,
     timed: bool = False,
+    rooms: dict[str, torch.Tensor] | None = None,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
@@ -98,11 +99,13 @@ def build(
     watched: call `watch(place in the schedule)` before each op.
     timed: call `look(place)` before each op and `look(~place)` after it, and the same around each wait for the store;
     views compute nothing and are left out.
+    rooms: what the checks of one program work in, for the next one: a program for the rest of a step is built in the
+    middle of it, where every byte is spoken for.
     """
     validate(graph, plan)
     writer = _Writer(
         graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched,
-        timed=timed,
+        timed=timed, rooms={} if rooms is None else rooms,
     )  # fmt: skip
     lines = list(writer.lines(outputs, start))
     source = "\n".join(lines) + "\n"
@@ -140,8 +143,9 @@ class _Writer:
         resumable: bool,
         watched: bool,
         timed: bool,
+        rooms: dict[str, torch.Tensor],
     ) -> None:
-        self.watched, self.timed = watched, timed
+        self.watched, self.timed, self.rooms = watched, timed, rooms
         self.graph, self.plan = graph, plan
         self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
         self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
@@ -286,8 +290,9 @@ class _Writer:
         tensor = self.graph.tensors[t]
         dtype: torch.dtype = getattr(torch, tensor.dtype)
         name = f"room_{tensor.dtype}"
-        if name not in self.table:
-            self.table[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
+        if name not in self.rooms:
+            self.rooms[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
+        self.table[name] = self.rooms[name]
         return name
 
     def _assign(self, op: Op) -> str:

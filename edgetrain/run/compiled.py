@@ -39,6 +39,8 @@ from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
 
+A_TRANSFER = "a transfer failed"
+
 
 def compile_step(
     graph: Graph,
@@ -99,6 +101,7 @@ class CompiledStep:
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
         self._kind = optimizers.kind_of(optimizer)
+        self._rooms: dict[str, torch.Tensor] = {}
         self._pages = self._new_pages(page_to, page_calls)
         self._program = self._build(plan, watched=watch is not None)
         self._checked = False
@@ -154,6 +157,7 @@ class CompiledStep:
         return build(
             self.graph, plan, check_finite=self._check_finite, look=look, rehearse=rehearse, start=start,
             resumable=self._pages is not None or self._watch is not None, watched=watched, timed=timed,
+            rooms=self._rooms,
         )  # fmt: skip
 
     def take_over(self, other: CompiledStep) -> None:
@@ -308,6 +312,8 @@ class CompiledStep:
         """Run the program, or as much of it as can be, and then another one for the rest."""
         plan, rest = self.plan, dict[str, Any]()
         self.fell = None
+        if self._pages is not None:
+            self._pages.failed = False
         if self._watch is not None and program.watched:
             self._watch.following(self._needs)
         while True:
@@ -327,17 +333,16 @@ class CompiledStep:
         assert fault.at is not None
         lost = self._pages.settle()
         self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
-        # Without the store, if that can be; what cannot be made again may still be whole there.
-        now = None
-        for use_store in (False, True):
-            now = now or least_rest(
-                self._task, plan, fault.at, plan.peak_bytes, lost=lost, use_store=use_store, prepared=self._prepared
-            )
+        limit = plan.peak_bytes if self.fell is None else self.fell[0]  # a budget that fell holds for this too
+        now = self._rest(plan, fault.at, limit, lost)
         if now is None:
             raise _not_back(fault.why)
         if now.peak_bytes > plan.peak_bytes:
             more = now.peak_bytes - plan.peak_bytes
             self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
+        if self._watch is not None and program.watched:
+            needs = bytes_from(self.graph, now)
+            self._watch.following(needs, met=limit if needs[fault.at] > limit else None)
         return now, *self._taken_up(now, program, fault, fault.at)
 
     def _with_less(self, plan: Plan, program: Program, fell: BudgetFell) -> tuple[Plan, Program, dict[str, Any]]:
@@ -345,16 +350,28 @@ class CompiledStep:
         assert self._watch is not None
         begin = time.perf_counter()
         lost = frozenset() if self._pages is None else self._pages.settle()
-        now = least_rest(
-            self._task, plan, fell.at, fell.budget_bytes, lost=lost, use_store=True, prepared=self._prepared
-        )
+        if self._pages is not None and self._pages.failed:
+            self.page_fault = self.page_fault or A_TRANSFER
+        now = self._rest(plan, fell.at, fell.budget_bytes, lost)
         if now is None:
-            raise _not_back("a transfer failed")
+            raise _not_back(A_TRANSFER)
         needs = bytes_from(self.graph, now)
         self._watch.following(needs, met=fell.budget_bytes)
         following = self._taken_up(now, program, fell, fell.at)
         self.fell = (fell.budget_bytes, needs[fell.at], time.perf_counter() - begin)
         return now, *following
+
+    def _rest(self, plan: Plan, at: int, limit_bytes: int, lost: frozenset[int]) -> Plan | None:
+        """The rest of the step. Once a transfer has failed, without the store if that can be; what cannot be made again
+        may still be whole there."""
+        failed = self._pages is not None and self._pages.failed
+        for use_store in (False, True) if failed else (True,):
+            now = least_rest(
+                self._task, plan, at, limit_bytes, lost=lost, use_store=use_store, prepared=self._prepared
+            )  # fmt: skip
+            if now is not None:
+                return now
+        return None
 
     def _taken_up(
         self, plan: Plan, program: Program, stopped: BaseException, at: int

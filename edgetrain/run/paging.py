@@ -25,6 +25,7 @@ class Pages:
         self._tensors = [graph.tensors[whole[s]] for s in self._slots]
         self._file = PageFile(folder, [tensor.n_bytes for tensor in self._tensors], calls=calls)
         self._read: set[int] = set()  # the slots whose last transfer was a read
+        self.failed = False  # a transfer failed, in this step
 
     def out(self, slot: int, tensor: torch.Tensor) -> None:
         self._read.discard(slot)
@@ -49,8 +50,9 @@ class Pages:
     def settle(self) -> frozenset[int]:
         """Until nothing moves any more: before memory is let go of. The storages that should have come back, and did
         not; what failed to go out is still in memory."""
-        failed = self._file.settle() & self._read
-        return frozenset(s for s, slot in self._slots.items() if slot in failed)
+        failed = self._file.settle()
+        self.failed |= bool(failed)
+        return frozenset(s for s, slot in self._slots.items() if slot in failed & self._read)
 
     @property
     def moved(self) -> Moved:

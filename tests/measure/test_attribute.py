@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,10 @@ from hypothesis import strategies as st
 from synthetic import MS, Truth, truth
 
 from edgetrain.errors import UserError
-from edgetrain.measure.attribute import IDLE, Attribution, Ops, Windows, attribute, counted, gauged
+from edgetrain.measure.attribute import IDLE, Attribution, Ops, Windows, attribute, counted, gauged, windows_of
+from edgetrain.measure.sampler import Sampler
+from edgetrain.measure.samples import Series, read_samples
+from edgetrain.measure.sensors import Channel, find
 
 SEEDS = range(20)
 
@@ -238,6 +244,22 @@ def test_an_op_that_no_window_met_has_no_figure() -> None:
         nothing.share("op99")
 
 
+def test_instances_that_had_to_wait_take_no_more() -> None:
+    """Ops that take the same joules each time, though half of them are held up to four times as long."""
+    draw = np.random.default_rng(0)
+    energy = np.array([0.01, 0.05, 0.02, 0.08])
+    lengths = np.array([3.0, 4.0, 6.0, 2.0]) * np.where(draw.random((300, 4)) < 0.5, draw.uniform(1, 4, (300, 4)), 1.0)
+    ends = np.cumsum((lengths * MS).round().astype(np.int64).ravel())
+    ops = Ops(tuple("abcd"), np.tile(np.arange(4), 300), np.concatenate([[0], ends[:-1]]), ends)
+    edges = np.arange(0, int(ends[-1]), 10 * MS)
+    meter = np.interp(edges, np.concatenate([[0], ends]), np.concatenate([[0.0], np.cumsum(np.tile(energy, 300))]))
+    windows = Windows(edges[:-1], edges[1:], np.diff(meter) * (1 + 0.03 * draw.standard_normal(len(edges) - 1)))
+    found = attribute(ops, windows)
+    assert found.constant == "amount"
+    assert [(share.amount or 0.0) / 300 for share in found.shares] == pytest.approx(list(energy), rel=0.05)
+    assert attribute_of(truth(0, jitter=0.3)).constant == "level"
+
+
 def test_levels_are_not_negative_where_noise_would_make_them_so() -> None:
     case = truth(4, noise=0.2)
     level = np.where(np.arange(20) % 2, 0.0, case.level)
@@ -283,6 +305,46 @@ def test_windows_of_a_gauge() -> None:
     assert shorter.amount.tolist() == pytest.approx([0.002, 0.004])
     longer = gauged(times(0, 10, 20, 30), level, averaged_s=0.015)
     assert longer.start_ns.tolist() == times(-5, 15).tolist()
+
+
+def test_windows_of_a_sampled_channel() -> None:
+    channels = (Channel("a", "J", True, "measured", least_window_s=0.02), Channel("b", "W", False, "measured"))
+    at = times(0, 10, 20, 30, 40)
+    values = np.stack([np.arange(5.0), np.full(5, 3.0)], axis=1)
+    series = Series("meter", channels, at, at + 2, values)
+    assert windows_of(series, "a").amount.tolist() == [2.0, 2.0]
+    assert windows_of(series, "b").amount.tolist() == pytest.approx([0.03] * 4)
+    assert (windows_of(series, "b").end_ns == at[1:] + 1).all()  # the middle of a reading
+
+
+def test_from_a_real_process_to_its_ops(tmp_path: Path) -> None:
+    """CPU time tells the op that computes from the one that sleeps: two processes, one clock. The ops are long enough
+    that it does so on a machine where others compute too."""
+    starts: list[int] = []
+    clock = next(source for finding, source in find() if finding.name == "process time")
+    assert clock is not None
+    with Sampler([clock], tmp_path) as sampler:
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            starts.append(time.monotonic_ns())
+            end = time.monotonic() + random.uniform(0.015, 0.045)
+            while time.monotonic() < end:
+                pass
+            starts.append(time.monotonic_ns())
+            time.sleep(random.uniform(0.015, 0.045))
+    assert sampler.summary.ended == "asked"
+    edges = np.array(starts, dtype=np.int64)
+    ops = Ops(("computes", "sleeps"), np.arange(len(edges) - 1) % 2, edges[:-1], edges[1:])
+    found = attribute(ops, windows_of(read_samples(tmp_path).source("process time"), "process_time_s"))
+    computes, sleeps = found.share("computes"), found.share("sleeps")
+    assert "sleeps" not in computes.names
+    assert sleeps.level is not None
+    assert computes.level is not None
+    assert sleeps.level < 0.6 * computes.level
+    spent = time.process_time()
+    assert found.total == pytest.approx(found.explained, rel=0.1)
+    assert computes.amount is not None
+    assert 0.05 < computes.amount < spent
 
 
 @pytest.mark.parametrize("averaged_s", [None, 0.0002])

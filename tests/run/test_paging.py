@@ -27,6 +27,8 @@ from edgetrain.ops import update
 from edgetrain.plan.plan import Action, Free, Item, PageIn, PageOut, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
+from edgetrain.run import adaptive
+from edgetrain.run.adaptive import BudgetWatch
 from edgetrain.run.compile import Program, build
 from edgetrain.run.compiled import CompiledStep
 
@@ -540,3 +542,47 @@ def test_a_loss_is_not_paged_where_it_could_be_lost(updates: Updates) -> None:
     late: list[Item] = [*task.order[: made + 1], PageOut(s), *task.order[made + 1 :], PageIn(s)]
     with pytest.raises(InternalError, match="could not be made again"):
         validate(task.graph, task.plan(late, planner="by hand"))
+
+
+# ---- a budget that falls while the disk fails
+
+
+@pytest.mark.parametrize("kind", ["error", "flip"])
+def test_a_fault_and_a_fall_in_one_step(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either order: the rest that follows the one is watched, and planned anew, as the step itself is."""
+    monkeypatch.setattr(adaptive, "PERIOD_S", 0.0)
+    given = case("norm")
+    task = given.task("early")
+    plan = paged_plan(task, safe_gaps(task))
+    asked = fall_at = 0
+
+    def budget() -> int:
+        nonlocal asked
+        asked += 1
+        return plan.peak_bytes if asked < fall_at else small
+
+    small = task.keep_all.persistent_bytes + (plan.peak_bytes - task.keep_all.persistent_bytes) * 3 // 4
+    disk, ours, plain = Disk(), given.fresh(), given.fresh()
+    step = CompiledStep(
+        given.graph, plan, ours.model, ours.optimizer, {}, costs=given.costs, page_to=tmp_path, page_calls=disk.calls,
+        watch=BudgetWatch(budget),
+    )  # fmt: skip
+    keeps = et.compile(given.graph, task.keep_all, plain.model, plain.optimizer)
+    fall_at = 10**9
+    for one in (step, keeps):
+        torch.manual_seed(0)
+        one(given.batch(0))
+    n_calls, n_asked = len(disk.log) // 2, asked
+    both = 0
+    for number, (fault, fall_at) in enumerate((f, a) for f in range(1, n_calls, 7) for a in range(2, n_asked, 14)):
+        asked = 0
+        disk.arm(fault, kind)
+        forget(step)
+        losses = []
+        for one in (step, keeps):
+            torch.manual_seed(number)
+            losses.append(one(given.batch(number)))
+        assert torch.equal(*losses), (fault, fall_at)
+        both += step.fell is not None and step.page_fault is not None
+    assert differing(ours.snapshot(), plain.snapshot()) == []
+    assert both > 3

@@ -69,6 +69,23 @@ def test_a_change_of_the_model_is_seen(change: Callable[[Model], None], monkeypa
     assert step(X) == mean(model, X) != 2.0
 
 
+@dataclass(frozen=True)
+class Settings:
+    layers: tuple[Slotted, ...] = (Slotted(), Slotted())
+
+
+def test_what_stays_as_it_is_is_captured_once() -> None:
+    """Dataclasses have slots that hold objects; those are the same ones at each call."""
+    model, given = Model(), Settings()
+    model.settings = given  # type: ignore[assignment]
+    step = et.prepare(model, mean, torch.optim.SGD(model.parameters(), lr=0.0), (X,))
+    first = step.compiled(X)
+    step(X)
+    assert step.compiled(X) is first
+    given.layers[1].scale = 2.0
+    assert step.compiled(X) is not first
+
+
 def test_a_module_of_the_users_own_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its values, and the functions in the modules below it, in a new step that may find a graph in the cache."""
     package = tmp_path / "own_package"
