@@ -89,11 +89,10 @@ def _section(run: Run, number: int) -> str:
         f"<h1>{escape(clip(run.name))}</h1><p><span class='status {record.status}'>{record.status}</span> "
         f"{escape(_when(record.created))} · <code>{escape(clip(' '.join(record.command), 2000))}</code></p>"
         + _notes(run)
-        + summary.cards(record)
-        + (profile.sections(run, number) if run.is_profile else "")
+        + (summary.cards(record) + profile.sections(run, number) if run.is_profile else summary.table(record))
         + (_memory(run.picture, run.is_profile) if run.picture is not None else "")
         + "".join(_bars(chart) if isinstance(chart, Bars) else _chart(chart) for chart in charts)
-        + summary.table(record)
+        + (summary.table(record) if run.is_profile else "")
         + _machine(record)
         + "</section>"
     )

@@ -202,6 +202,19 @@ def test_a_hostile_run_is_drawn_and_runs_nothing(browser: Browser, profile: RunF
     page.close()
 
 
+def test_the_page_may_ask_for_nothing_and_run_nothing_else(browser: Browser, file: Path, tmp_path: Path) -> None:
+    """Even if something got into it: its policy holds a script and an image off."""
+    planted = "<script>window.planted = true</script><img src='http://127.0.0.1:9/x.png'>"
+    changed = tmp_path / "changed.html"
+    changed.write_text(file.read_text().replace("<h1>", f"{planted}<h1>", 1))
+    page = Page(browser)
+    page.open(changed)
+    page.until(f"document.querySelector('{VIEW}').dataset.drawn")
+    assert page.value("window.planted === undefined")
+    assert sum("Content Security Policy" in text for text in page.complaints()) == 2
+    page.close()
+
+
 def test_the_means_of_this_file_can_fail(browser: Browser, tmp_path: Path) -> None:
     """A page that asks for something and that throws is seen to."""
     bad = tmp_path / "bad.html"

