@@ -8,7 +8,6 @@ Out: the same from the file, which may come from anywhere: each field is checked
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from edgetrain.run.memory import MemoryTrace
 SCHEMA = 1
 FILE = "memory.json"
 ALIVE_SHOWN = 25
+_MOST = 1e300  # of a number that is drawn: what is larger would leave the drawing's own arithmetic
 T = TypeVar("T")
 
 
@@ -224,12 +224,12 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r:.60} is no number of bytes or ops")
     return value
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST <= value <= _MOST:
         raise ValueError(f"{value!r:.60} is no number")
     return float(value)

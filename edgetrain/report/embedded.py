@@ -65,7 +65,7 @@ def _step(run: Run) -> dict[str, Any] | None:
     return {
         "number": number,
         "steps": timeline.steps,
-        "span": (end - begin) / 1e3,
+        "span": max(end - begin, 1) / 1e3,
         "categories": CATEGORIES,
         "phases": PHASES,
         "whys": get_args(Why),

@@ -7,7 +7,6 @@ In:  run folders (record.json, and what else a run wrote: metrics.jsonl, charts.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -190,7 +189,7 @@ def _named(entries: Sequence[dict[str, Any]]) -> tuple[tuple[str, float], ...]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and -1e300 <= value <= 1e300  # what a drawing can still compute with
 
 
 def _numbers(values: Sequence[Any]) -> tuple[float, ...]:

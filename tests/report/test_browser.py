@@ -11,6 +11,7 @@ from browser import NAMES, Browser, Page, installed
 from profiles import EVIL, HOSTILE
 
 from edgetrain.measure.record import RunFolder
+from edgetrain.measure.timeline import WHEN_FILE
 from edgetrain.report.html import write_page
 from edgetrain.report.run import Run, load_run
 
@@ -198,6 +199,30 @@ def test_a_hostile_run_is_drawn_and_runs_nothing(browser: Browser, profile: RunF
     page.mouse("mouseMoved", left + longest(load_run(profile))[1] * width, top + 120)
     assert EVIL in page.value(f"{TIP}.innerText")
     assert page.value("document.scripts.length") == 2
+    assert (page.requests(), page.complaints()) == ([], [])
+    page.close()
+
+
+@pytest.mark.parametrize("times", ["all at once", "in disorder"])
+def test_times_that_cannot_be_are_drawn_without_an_error(
+    browser: Browser, profile: RunFolder, tmp_path: Path, times: str
+) -> None:
+    whole = load_run(profile).timeline
+    assert whole is not None
+    rows = np.zeros((3, 2 + 2 * len(whole.ops)), dtype="<i8")
+    if times == "in disorder":  # later steps and ops before earlier ones
+        rows[:, 2:] = np.random.default_rng(0).integers(0, 10**9, (3, len(whole.ops))).repeat(2, axis=0).reshape(3, -1)
+        n = len(whole.ops)
+        rows[:, 2 + n :] = rows[:, 2 : 2 + n]
+        rows[:, 1] = [10**9, 5, 7]
+    (profile.path / WHEN_FILE).write_bytes(rows.tobytes())
+    page = Page(browser)
+    page.open(write_page([profile], tmp_path / "odd.html"))
+    page.until(f"document.querySelector('{VIEW}').dataset.drawn")
+    left, top, width, _ = box(page)
+    page.mouse("mouseMoved", left + width / 2, top + 120)
+    page.mouse("mouseWheel", left + width / 2, top + 120, deltaX=0, deltaY=-240, modifiers=2)
+    state(page)
     assert (page.requests(), page.complaints()) == ([], [])
     page.close()
 

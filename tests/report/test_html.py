@@ -103,7 +103,7 @@ def test_bars_that_are_not_ours_are_refused_and_text_in_them_is_escaped(tmp_path
     chart = {"title": EVIL, "note": EVIL, "y": EVIL, "bars": [{"name": EVIL, "value": 1}]}
     (run.path / "charts.json").write_text(json.dumps([chart | {"marks": [{"name": EVIL, "value": 1}]}]))
     assert EVIL not in write_page([run], tmp_path / "page.html").read_text()
-    for value in ("1", None, float("nan"), float("inf")):
+    for value in ("1", None, float("nan"), float("inf"), 10**400, 1.7e308):
         (run.path / "charts.json").write_text(json.dumps([chart | {"bars": [{"name": "a", "value": value}]}]))
         with pytest.raises(UserError, match="charts"):
             write_page([run], tmp_path / "page.html")

@@ -60,6 +60,8 @@ def test_a_picture_is_read_back_equal(tmp_path: Path) -> None:
         ("curves", [{"name": "a", "lasting_bytes": 1, "instants": [["op", "", "forward", 1e9, False]]}]),
         ("curves", [{"name": "a", "lasting_bytes": 1, "instants": [["op", "", "forward"]]}]),
         ("frontier", {"points": [{"memory_bytes": 1, "part": float("nan")}]}),
+        ("frontier", {"points": [{"memory_bytes": 1, "part": 10**400}]}),
+        ("curves", [{"name": "a", "lasting_bytes": 10**400, "instants": [["op", "", "forward", 1, False]]}]),
         ("tables", [{"title": "a"}]),
         ("tables", 3),
     ],
