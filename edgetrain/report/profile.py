@@ -1,7 +1,7 @@
 """A profile run as HTML: the timeline of a step and of the run, phases, layers, kinds of op, ops.
 
 In:  `Run`. Out: `sections`, HTML text with everything escaped, and `script`, which draws the two timelines from the
-     data beside it (`embedded.py`, `view.js`). Tables and bars need no script; it only sorts and folds them.
+     data beside it (`embedded.py`, `script/`). Tables and bars need no script; it only sorts and folds them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from edgetrain.report.run import Run
 from edgetrain.report.summary import clip
 from edgetrain.report.tracks import drawn
 
-_SCRIPT = Path(__file__).with_name("view.js")
+_SCRIPT = Path(__file__).with_name("script")
+_FILES = ("numbers", "helpers", "lanes", "models", "tips", "view", "tables", "start")  # each uses those before it
 MOST_ROWS = 5_000  # of a table; the rest is in the CSV
 SHORT = 15  # rows that a table shows until it is unfolded
 
@@ -53,7 +54,9 @@ def policy() -> str:
 
 
 def _code() -> str:
-    return _SCRIPT.read_text(encoding="utf-8")
+    """All files as one script whose names are its own."""
+    parts = [(_SCRIPT / f"{name}.js").read_text(encoding="utf-8") for name in _FILES]
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 def sections(run: Run, number_: int) -> str:
