@@ -48,6 +48,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .3rem 1.4rem .3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { font-weight: 600; font-size: .85rem; color: var(--soft); }
 .number { text-align: right; white-space: nowrap; }
+.words { white-space: normal; min-width: 8rem; max-width: 24rem; overflow-wrap: anywhere; }
 td:first-child { white-space: nowrap; } td.in { padding-left: 1.2rem; color: var(--soft); }
 .results td:first-child { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
 .data { width: 100%; font-size: .9rem; } .data td, .data th { padding: .3rem .9rem .3rem 0; line-height: 1.3; }
@@ -124,6 +125,9 @@ _VIEW = """
   .card .figure { font-size: 1.45rem; }
   .tip { position: static; width: auto; margin-top: .4rem; box-shadow: none; }
   .scroll > svg { width: auto; min-width: 42rem; max-width: none; }
+  .results td:first-child, .data td:first-child { position: sticky; left: 0; z-index: 1; background: var(--page);
+       background-clip: padding-box; }
+  .results td:first-child { min-width: 7rem; max-width: 9rem; }
   td, th { padding-right: .8rem; } .results .wide { display: none; }
   .data td:first-child { min-width: 8rem; }
 }

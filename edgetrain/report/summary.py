@@ -81,9 +81,13 @@ def table(record: Record) -> str:
 
 
 def _cells(value: Value, spread: bool) -> str:
-    style = "number soft" if value.value is None else "number"
-    text = f'<td class="{style}">{escape(clip(shown(value)))}</td>'
+    text = f'<td class="{_style(value)}">{escape(clip(shown(value)))}</td>'
     return text + (f'<td class="number soft wide">{escape(interval(value))}</td>' if spread else "")
+
+
+def _style(value: Value) -> str:
+    """Texts may be long and are broken into lines."""
+    return "number soft" if value.value is None else "number words" if isinstance(value.value, str) else "number"
 
 
 def _whole(head: str, rows: str) -> str:
@@ -127,7 +131,7 @@ def _across(values: Sequence[Value | None]) -> str:
             cells.append(f'<td class="number soft">{MISSING}</td>')
         else:
             small = f'<span class="soft small">{escape(interval(value))}</span> {tag(value.origin)}'
-            cells.append(f'<td class="number">{escape(clip(shown(value)))}<br>{small}</td>')
+            cells.append(f'<td class="{_style(value)}">{escape(clip(shown(value)))}<br>{small}</td>')
         if place:
             cells.append(f'<td class="number">{escape(_ratio(values[0], value))}</td>')
     return "".join(cells)

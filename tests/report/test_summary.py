@@ -102,6 +102,14 @@ def test_ratios_only_where_they_mean_something() -> None:
     assert side_by_side([("a", record)]) == ""
 
 
+def test_a_long_text_is_broken_into_lines_and_a_number_is_not() -> None:
+    summary = {"noise": Value("noisy " * 20, "", "derived"), "t": Value(2.0, "s", "measured")}
+    record = replace(new_record(["x"]), summary=summary)
+    for text in (table(record), side_by_side([("a", record), ("b", record)])):
+        assert '<td class="number words">noisy' in text
+        assert '<td class="number">2 s' in text
+
+
 def test_long_text_is_cut() -> None:
     assert clip("abc", 3) == "abc"
     assert clip("abcd", 3) == "ab…"
