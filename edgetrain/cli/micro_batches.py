@@ -7,14 +7,15 @@ from typing import Literal
 import typer
 
 MICRO_BATCHES = (
-    "Take each batch in so many parts, gradients added up: a number, or auto for as many as the budget asks for."
+    "Take each batch in so many parts, gradients added up: a number, or auto for as many as the budget asks for. By "
+    "default 1; the planner sage takes more where evicting does not keep the budget."
 )
 ALLOW_INEXACT = "Take micro-batches though batch norm or dropout then give other numbers than the whole batch."
 
 
-def number_of_micro_batches(words: str) -> int | Literal["auto"]:
-    if words == "auto":
-        return "auto"
+def number_of_micro_batches(words: str | None) -> int | Literal["auto"] | None:
+    if words is None or words == "auto":
+        return words  # type: ignore[return-value]
     if not words.isdecimal() or int(words) < 1:
         raise typer.BadParameter(f"{words!r} is neither a number from 1 on nor auto", param_hint="--micro-batches")
     return int(words)

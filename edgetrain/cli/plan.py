@@ -34,7 +34,7 @@ from edgetrain.measure.picture import Curve, Picture, Table
 from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes
-from edgetrain.plan.micro_batches import MicroPlan
+from edgetrain.plan.micro_batches import MicroPlan, number_of
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
@@ -69,7 +69,7 @@ def plan(
     most_energy: Annotated[float | None, typer.Option(help="Joules that a step may take.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     time_limit: Annotated[float, typer.Option(help="Seconds for the search of each plan.", min=0.1)] = 10.0,
-    micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
+    micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
     input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
@@ -113,9 +113,10 @@ def plan(
         raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
     if save is not None and not one:
         raise typer.BadParameter("a sweep alone makes no single plan to save; add --memory", param_hint="--save")
-    count = number_of_micro_batches(micro_batches)
-    if count != 1 and (parts or load is not None):
+    asked = number_of_micro_batches(micro_batches)
+    if asked not in (None, 1) and (parts or load is not None):
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
+    count = 1 if parts else number_of(asked, planner)
     loaded = Plan.load(load) if load is not None else None
     with removed_if_interrupted(out) if out is not None else nullcontext():
         folder = RunFolder.create(out) if out is not None else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from edgetrain.cli.plan_study import Study, costs_of, seconds
 from edgetrain.costs.table import Costs
@@ -13,7 +14,7 @@ from edgetrain.graph.mean_loss import sample_items
 from edgetrain.measure.picture import Table
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import MicroPlan, TooSmall, least_time
+from edgetrain.plan.micro_batches import MicroPlan, Number, TooSmall, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
@@ -68,7 +69,7 @@ def in_micro_batches(
     step: Step,
     example: Sequence[Any],
     budget: int | None,
-    count: int | Literal["auto"],
+    count: Number,
     *,
     allow_inexact: bool,
 ) -> tuple[Study, Plan, Micro | None]:
@@ -103,11 +104,17 @@ def in_micro_batches(
         planned = parts.planned(tuple(example), number)
         return _Attempt(planned.plan, planned)
 
-    parts = step.in_micro_batches(plan_one, allow_inexact=allow_inexact)
-    if count == "auto":
-        made = _Attempt(study.keep_all) if budget is None else least_time(samples, attempt)
-    else:
+    def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
+        costs = costs_of(graph, study.device)
+        return problem(graph, costs, updates or keep_all(graph).updates).keep_all.peak_bytes
+
+    parts = step.in_micro_batches(plan_one, keep_all_bytes, allow_inexact=allow_inexact)
+    if isinstance(count, int):
         made = attempt(min(count, samples), False)
+    elif budget is None:
+        made = _Attempt(study.keep_all)
+    else:
+        made = within(samples, attempt, count, partial(parts.why_refused, tuple(example)))
     if made.planned is None:
         return study, made.plan, None
     ending, costs = made.planned.plan.ending, made.planned.costs[LAST]

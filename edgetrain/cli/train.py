@@ -33,6 +33,7 @@ from edgetrain.run.weights import load_weights
 from edgetrain.zoo.datasets import Data
 from edgetrain.zoo.tasks import Task
 
+WIDE, LONG_BAR, SHORT_BAR = 100, 24, 4  # columns of a terminal from which on the bar is a long one
 # What a resumed run must share with the run that it continues.
 _SAME = ("model", "data", "input_size", "width", "optimizer", "seed")
 
@@ -70,7 +71,7 @@ def train(
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans the step: {', '.join(PLANNERS)}.")] = "auto",
-    micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
+    micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     page_to: Annotated[
         Path | None, typer.Option(help="Folder on this device's storage that tensors may be paged to.")
@@ -179,8 +180,8 @@ def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
 def _run(
     folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
     optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
-    planner: str, page_to: Path | None, resume: bool, given: dict[str, Any], micro_batches: int | Literal["auto"],
-    allow_inexact: bool,
+    planner: str, page_to: Path | None, resume: bool, given: dict[str, Any],
+    micro_batches: int | Literal["auto"] | None, allow_inexact: bool,
 ) -> TrainResult:  # fmt: skip
     net.train()
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
@@ -223,31 +224,61 @@ def _to(batch: tuple[torch.Tensor, ...], place: torch.device) -> tuple[torch.Ten
 
 @contextmanager
 def _bar(task: Task) -> Iterator[Any]:
-    """Draws `Progress` as a bar on standard error: loss, accuracy of the last evaluation, samples/s, memory."""
+    """Draws `Progress` as a bar on standard error: loss, accuracy of the last evaluation, samples/s, memory; where the
+    budget moves, in place of the memory the budget, the plan in use and the last switch."""
     columns = (
-        TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
+        TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=LONG_BAR if notes.width >= WIDE else SHORT_BAR),
+        TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
     )  # fmt: skip
-    shown = {"loss": "", "accuracy": "", "rate": "", "memory": "", "budget": ""}
+    accuracy = ""
     with Progress(*columns, console=notes) as progress:
         line: TaskID = progress.add_task("", total=1, epoch="", text="starting")
 
         def watch(p: TrainProgress) -> None:
-            if p.phase == "train":
-                shown["loss"] = f"loss {p.loss:.4f}"
-                shown["rate"] = f"{p.samples_per_s:,.0f} samples/s" if p.samples_per_s else ""
-                shown["memory"] = show_bytes(p.memory_bytes) if p.memory_bytes else ""
-                if p.budget_bytes is not None and p.plan_bytes is not None:
-                    shown["budget"] = f"plan {show_bytes(p.plan_bytes)} of {show_bytes(p.budget_bytes)}"
-                    shown["budget"] += f", {p.switches - 1} switches" if p.switches > 1 else ""
-                    shown["memory"] = ""  # there is room for one of the two
-                progress.update(line, completed=p.done, total=p.total)
-            elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
-                shown["accuracy"] = f"accuracy {100 * p.accuracy:.2f} %"
+            nonlocal accuracy
             epoch = f"{min(p.epoch + 1, p.epochs)}/{p.epochs}"
-            progress.update(line, epoch=epoch, text="  ".join(t for t in shown.values() if t))
+            if p.phase == "train":
+                text = fitting(shown(p, accuracy), room(notes.width, epoch))
+                progress.update(line, completed=p.done, total=p.total, epoch=epoch, text=text)
+            elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
+                accuracy = f"accuracy {100 * p.accuracy:.2f} %"
 
         yield watch
+
+
+def room(width: int, epoch: str) -> int:
+    """The columns that are left for text beside the epoch, the bar, the percentage and the time that remains."""
+    return width - len(f"epoch {epoch} ") - (LONG_BAR if width >= WIDE else SHORT_BAR) - len(" 100 %  0:00:00 ")
+
+
+def shown(p: TrainProgress, accuracy: str) -> list[str]:
+    """What there is to show of training, the most important first."""
+    found = [f"loss {p.loss:.4f}"]
+    if p.budget_bytes is not None and p.plan_bytes is not None:
+        found.append(f"plan {_of(p.plan_bytes, p.budget_bytes)}")
+        if p.switches > 1:  # the first is the choice of a plan
+            found.append(f"switch {p.switches - 1} at {p.switched_at}")
+    elif p.memory_bytes:
+        found.append(show_bytes(p.memory_bytes))
+    rate = f"{p.samples_per_s:,.0f} samples/s" if p.samples_per_s else ""
+    return [text for text in (*found, accuracy, rate) if text]
+
+
+def _of(part: int, whole: int) -> str:
+    """ "212/300 MB": the unit once where it is the same."""
+    number, _, unit = show_bytes(part).partition(" ")
+    said = show_bytes(whole)
+    return f"{number}/{said}" if said.endswith(f" {unit}") else f"{number} {unit}/{said}"
+
+
+def fitting(texts: list[str], room: int) -> str:
+    """As many as there is room for, in order; the first in any case."""
+    line = texts[0]
+    for text in texts[1:]:
+        if len(line) + 2 + len(text) > room:
+            break
+        line += f"  {text}"
+    return line
 
 
 def _tell(result: TrainResult, folder: RunFolder, given: dict[str, Any], json: bool) -> None:

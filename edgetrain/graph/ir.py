@@ -170,6 +170,18 @@ class Graph:
         """For each op the storages that come to be when it runs."""
         return tuple(self._new_storages(op) for op in self.ops)
 
+    @cached_property
+    def made_by(self) -> Mapping[int, int]:
+        """Tensor → the op that makes it; persistent tensors are not there."""
+        return {t: number for number, op in enumerate(self.ops) for t in op.creates}
+
+    @cached_property
+    def touched(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the storages that it reads or makes and that do not last, each once."""
+        passing = [None if self.storages[t.storage].role in PERSISTENT else t.storage for t in self.tensors]
+        found = (dict.fromkeys(passing[t] for t in (*op.reads, *op.creates)) for op in self.ops)
+        return tuple(tuple(s for s in touched if s is not None) for touched in found)
+
     def _new_storages(self, op: Op) -> tuple[int, ...]:
         if op.view:
             return ()

@@ -252,6 +252,10 @@ class _Pair:
             raise _refused(op, "takes samples together otherwise than by a sum or a mean")
 
 
+def has_samples(batch: Sequence[object]) -> bool:
+    return any(getattr(item, "shape", ()) for item in batch)
+
+
 def sample_items(batch: Sequence[object]) -> tuple[int, tuple[int, ...]]:
     """The number of samples of a batch, and the positions of the tensors that are cut: those with as many rows as the
     first tensor has."""

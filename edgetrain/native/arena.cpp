@@ -267,11 +267,26 @@ void et_release() {
   s.tight = s.writing;
 }
 
-// The bytes of the arena that may be resident.
+// How far up the arena has been used since it was last trimmed.
 int64_t et_touched() {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
   return s.touched;
+}
+
+// The bytes of the arena that are resident now. Pages that were handed back in the middle of it are not.
+int64_t et_resident() {
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  unsigned char there[1 << 14];
+  int64_t found = 0;
+  for (int64_t at = 0; at < s.touched; at += static_cast<int64_t>(sizeof(there)) * page) {
+    const int64_t bytes = std::min(s.touched - at, static_cast<int64_t>(sizeof(there)) * page);
+    if (mincore(s.base + at, bytes, there) != 0) return s.touched;
+    for (int64_t n = 0; n < (bytes + page - 1) / page; ++n) found += there[n] & 1;
+  }
+  return found * page;
 }
 
 // Whether a step is under way.

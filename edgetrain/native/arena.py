@@ -82,9 +82,11 @@ def missing() -> str | None:
     library = load("arena")
     if isinstance(library, str):
         return library
+    if not hasattr(library, "et_resident"):
+        return "its library was built from an older edgetrain; install edgetrain again"
     for name in ("et_install", "et_reserve", "et_started"):
         getattr(library, name).restype = ctypes.c_bool
-    library.et_stop.restype = library.et_touched.restype = ctypes.c_int64
+    library.et_stop.restype = library.et_touched.restype = library.et_resident.restype = ctypes.c_int64
     library.et_reserve.argtypes = library.et_trim.argtypes = [ctypes.c_int64]
     library.et_start.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool]
     if not library.et_install():
@@ -140,7 +142,12 @@ def _watch_alone(program: Program | None, *, from_arena: bool) -> Iterator[Recor
 
 
 def resident_bytes() -> int:
-    """What the arena holds of the process's resident memory, at most."""
+    """What the arena holds of the process's resident memory."""
+    return int(_library().et_resident()) if available() else 0
+
+
+def reached_bytes() -> int:
+    """How far up the arena has been used since it was last trimmed; pages below may have been handed back."""
     return int(_library().et_touched()) if available() else 0
 
 

@@ -116,7 +116,7 @@ def prepare(problem: Problem) -> Prepared:
             own_s[s] = p.costs.ops[op].again_s + TICK_S
         for r in reads[at]:
             readers[r] += makes[at]
-    overwrites = [lifetimes.overwrites(graph, op) for op in order]
+    overwrites = [p.overwrites[op] for op in order]
     workspace = p.costs.workspace_bytes
     over = [workspace["over"].get(op, 0) for op in order]
     saved = [over[at] - p.size[found[0]] if found else 0 for at, found in enumerate(overwrites)]

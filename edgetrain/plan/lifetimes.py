@@ -16,8 +16,8 @@ it is made the next time. So the order alone says what is kept and what is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TypeVar
 
 from edgetrain.costs.table import Way
@@ -45,9 +45,12 @@ class Moment:
         return max(self.during_bytes, self.paged_bytes)
 
 
-def made_by(graph: Graph) -> dict[int, int]:
+_AFTER, _PAGED = 3, 5  # the places of two fields
+
+
+def made_by(graph: Graph) -> Mapping[int, int]:
     """Tensor → the op that makes it; persistent tensors are not there."""
-    return {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+    return graph.made_by
 
 
 def new_storages(graph: Graph, number: int) -> tuple[int, ...]:
@@ -65,20 +68,21 @@ def results(graph: Graph) -> set[int]:
 
 def with_views(graph: Graph, order: Sequence[T]) -> list[T | int]:
     """The order with the views of a storage taken anew after it was made again; they cost nothing."""
-    maker = made_by(graph)
+    maker, ops, new = made_by(graph), graph.ops, graph.new_storages
+    storage = [tensor.storage for tensor in graph.tensors]
     there: dict[int, set[int]] = {}  # storage → its tensors that are made now
     full: list[T | int] = []
 
     def run(number: int) -> None:
-        op = graph.ops[number]
+        op = ops[number]
         for t in op.reads:
             made = maker.get(t)
-            if made is not None and t not in there.get(graph.tensors[t].storage, ()) and graph.ops[made].view:
+            if made is not None and ops[made].view and t not in there.get(storage[t], ()):
                 run(made)
-        for s in new_storages(graph, number):
+        for s in new[number]:
             there[s] = set()
         for t in op.creates:
-            there.setdefault(graph.tensors[t].storage, set()).add(t)
+            there.setdefault(storage[t], set()).add(t)
         full.append(number)
 
     whole = whole_tensors(graph) if any(isinstance(item, PageIn) for item in order) else {}
@@ -88,8 +92,8 @@ def with_views(graph: Graph, order: Sequence[T]) -> list[T | int]:
         if not isinstance(item, int):
             full.append(item)
             continue
-        op = graph.ops[item]
-        if not (op.view and all(t in there.get(graph.tensors[t].storage, ()) for t in op.creates)):
+        op = ops[item]
+        if not (op.view and all(t in there.get(storage[t], ()) for t in op.creates)):
             run(item)
     return full
 
@@ -109,10 +113,16 @@ def whole_tensors(graph: Graph) -> dict[int, int]:
     }
 
 
-def schedule(graph: Graph, order: Sequence[Item]) -> tuple[Action, ...]:
-    """Each storage freed right after the last use of its life, and overwritten by that use where the kernel can."""
+def schedule(
+    graph: Graph, order: Sequence[Item], *, over: Sequence[tuple[int, ...]] | None = None
+) -> tuple[Action, ...]:
+    """Each storage freed right after the last use of its life, and overwritten by that use where the kernel can.
+
+    over: `overwrites` of each op, where it is known already.
+    """
     full = with_views(graph, order)
     kept = results(graph)
+    touched = graph.touched
     last_use: dict[int, int] = {}  # storage → position of the last use of its present life
     dying: dict[int, list[int]] = {}
 
@@ -128,13 +138,10 @@ def schedule(graph: Graph, order: Sequence[Item]) -> tuple[Action, ...]:
         if not isinstance(item, int):
             last_use[item.storage] = position
             continue
-        op = graph.ops[item]
         for s in new_storages(graph, item):
             begin(s, position)
-        for t in (*op.reads, *op.creates):
-            s = graph.tensors[t].storage
-            if graph.storages[s].role not in PERSISTENT:
-                last_use[s] = position
+        for s in touched[item]:
+            last_use[s] = position
     for s, position in last_use.items():
         if s not in kept:
             dying.setdefault(position, []).append(s)
@@ -143,7 +150,8 @@ def schedule(graph: Graph, order: Sequence[Item]) -> tuple[Action, ...]:
         dead = dying.get(position, [])
         into = None
         if isinstance(item, int):
-            into = next((s for s in overwrites(graph, item) if s in dead), None)
+            if dead:
+                into = next((s for s in (over[item] if over else overwrites(graph, item)) if s in dead), None)
             actions.append(Compute(item, into))
         elif not isinstance(item, Free):
             actions.append(item)
@@ -166,7 +174,7 @@ def way_of(action: Compute, done: Set[int]) -> Way:
 
 def undo_bytes(graph: Graph, op: int, *, copies: bool) -> int:
     """What must be copied before the op runs for the first time, so that a step that fails can be taken back."""
-    if graph.ops[op].phase == "update" and not copies:
+    if not graph.ops[op].writes or (graph.ops[op].phase == "update" and not copies):
         return 0
     return sum(graph.storages[s].n_bytes for s in graph.ops[op].writes if graph.storages[s].role in PERSISTENT)
 
@@ -181,29 +189,29 @@ def timeline(graph: Graph, actions: Sequence[Action], *, copies: bool, workspace
     copies: updates copy what they change. workspace: the bytes that the kernel of an op takes above its results.
     """
     size = [s.n_bytes for s in graph.storages]
+    new = graph.new_storages
     held = persistent_bytes(graph)
     undo = 0
     done: set[int] = set()
-    moments: list[Moment] = []
+    rows: list[list[int]] = []  # the fields of each moment
     for action in actions:
         if isinstance(action, Free):
             held -= size[action.storage]
-            moments[-1] = replace(moments[-1], after_bytes=held + undo)
+            rows[-1][_AFTER] = held + undo
             continue
         if isinstance(action, PageIn):
             held += size[action.storage]
-            moments[-1] = replace(
-                moments[-1], after_bytes=held + undo, paged_bytes=max(moments[-1].paged_bytes, held + undo)
-            )
+            rows[-1][_AFTER], rows[-1][_PAGED] = held + undo, max(rows[-1][_PAGED], held + undo)
         if not isinstance(action, Compute):
             continue
         before = held + undo
         way = way_of(action, done)
         if action.op not in done:
             undo += undo_bytes(graph, action.op, copies=copies)
-        done.add(action.op)
+            done.add(action.op)
         # Over `into`, the first result takes its place; others, if there are any, are new.
-        held += sum(size[s] for s in new_storages(graph, action.op)[1 if action.into is not None else 0 :])
+        for s in new[action.op][1 if action.into is not None else 0 :]:
+            held += size[s]
         extra = workspace.get(way, {}).get(action.op, 0)
-        moments.append(Moment(action.op, before, held + undo + extra, held + undo, undo))
-    return moments
+        rows.append([action.op, before, held + undo + extra, held + undo, undo, 0])
+    return [Moment(*row) for row in rows]

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from edgetrain import saved
 from edgetrain.errors import Infeasible, UserError
@@ -26,6 +26,14 @@ from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.plan import Exact, Plan
 
 SCHEMA = 1
+Number = int | Literal["auto", "fewest"]  # of micro-batches; the words: see `within`
+
+
+def number_of(given: int | Literal["auto"] | None, planner: str) -> Number:
+    """The number that was asked for; where none was, one, but SAGE takes more where evicting is not enough."""
+    if given is not None:
+        return given
+    return "fewest" if planner == "sage" else 1
 
 
 @dataclass(frozen=True)
@@ -179,40 +187,60 @@ class TooSmall(Infeasible):
     """A bound says that no plan keeps the budget; nothing was searched, so `smallest_bytes` is that bound alone."""
 
 
-def least_time(samples: int, attempt: Callable[[int, bool], T]) -> T:
-    """The number of micro-batches whose plan takes the least time, of those that were tried and keep the budget.
+def within(
+    samples: int,
+    attempt: Callable[[int, bool], T],
+    number: Literal["auto", "fewest"],
+    why_refused: Callable[[UserError, Infeasible], str] = lambda refused, answer: f"refused; {refused.what}",
+) -> T:
+    """What keeps the budget in micro-batches.
 
     attempt: a number of micro-batches → what was made, or Infeasible; or at once TooSmall, if the second argument asks
     for that.
-
-    More micro-batches are tried until one needs nothing twice: from there on they only make kernels less efficient.
+    number: "auto": the one of least time, of those that are tried. More are tried until one needs nothing twice: from
+    there on they only make kernels less efficient. "fewest": that of the largest micro-batch that keeps the budget at
+    all, as SAGE takes it; it is halved until one does, and then made larger again as far as that goes.
+    why_refused: what an Infeasible tells where no micro-batches may be taken.
     """
-    found: list[T] = []
-    failed: list[tuple[int, Infeasible]] = []
+    found: dict[int, T] = {}
+    failed: dict[int, Infeasible] = {}
     refused: UserError | None = None
     for count in counts(samples):
         try:
-            made = attempt(count, True)
+            found[count] = attempt(count, True)
         except Infeasible as answer:
-            failed.append((count, answer))
+            failed[count] = answer
             continue
         except UserError as error:
             if count == 1:
                 raise
             refused = error  # no number of micro-batches will do
             break
-        found.append(made)
-        if not any(part.recomputed or part.paged for part in parts_of(made.plan)):
+        if number == "fewest":
+            return _fewer(max(failed, default=0), count, found[count], attempt)
+        if not any(part.recomputed or part.paged for part in parts_of(found[count].plan)):
             break
     if found:
-        return min(found, key=lambda made: made.plan.time_s or 0.0)
-    best, known = min(failed, key=lambda pair: pair[1].smallest_bytes)
+        return min(found.values(), key=lambda made: made.plan.time_s or 0.0)
+    best = min(failed, key=lambda count: failed[count].smallest_bytes)
     try:
-        if not isinstance(known, TooSmall):
-            raise known
+        if not isinstance(failed[best], TooSmall):
+            raise failed[best]
         return attempt(best, False)  # which says what is known to work
     except Infeasible as answer:
-        raise (answer if refused is None else with_line(answer, f"micro-batches: refused; {refused.what}")) from None
+        told = answer if refused is None else with_line(answer, f"micro-batches: {why_refused(refused, answer)}")
+        raise told from None
+
+
+def _fewer(too_few: int, enough: int, made: T, attempt: Callable[[int, bool], T]) -> T:
+    """The fewest micro-batches that keep the budget, by bisection. made: what as many as are `enough` give."""
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        try:
+            made, enough = attempt(middle, True), middle
+        except Infeasible:
+            too_few = middle
+    return made
 
 
 def with_line(answer: Infeasible, line: str) -> Infeasible:

@@ -114,8 +114,13 @@ class Problem:
         on_cpu = (s for s in lifetimes.whole_tensors(self.graph) if self.graph.storages[s].device == "cpu")
         return frozenset(s for s in on_cpu if s not in changed)
 
+    @cached_property
+    def overwrites(self) -> tuple[tuple[int, ...], ...]:
+        """Op → the storages that it can overwrite where they end with it."""
+        return tuple(lifetimes.overwrites(self.graph, number) for number in range(len(self.graph.ops)))
+
     def actions(self, order: Sequence[Item]) -> tuple[Action, ...]:
-        return lifetimes.schedule(self.graph, order)
+        return lifetimes.schedule(self.graph, order, over=self.overwrites)
 
     def timing(self, order: Sequence[Item], *, overlap: bool = True) -> Timing:
         return play(self.graph, self.actions(order), self.costs, overlap=overlap)

@@ -147,7 +147,7 @@ def _joined(
 ) -> tuple[Action, ...]:
     """The actions that were taken, what is let go of, and those that run these ops."""
     before = [action.op if isinstance(action, Compute) else action for action in past if not isinstance(action, Free)]
-    whole = lifetimes.schedule(task.graph, [*before, *coming])
+    whole = task.actions([*before, *coming])
     run = [n for n, action in enumerate(whole) if not isinstance(action, Free)]
     cut = run[len(before)] if len(before) < len(run) else len(whole)
     kept = state(task, whole[:cut]).alive

@@ -11,7 +11,7 @@ goes, again and again until it fits; times are in microseconds, sizes in bytes. 
 so is what cannot be made again. An op that misses something makes it again, ancestors first. Nothing is known of what
 comes, but one thing: a storage that could not be made again at its next use stays (the graph updates in place).
 
-Where eviction is not enough SAGE shrinks the micro-batch; see `micro_batches.py`.
+Where eviction is not enough SAGE shrinks the micro-batch: `micro_batches.within`, number "fewest".
 """
 
 from __future__ import annotations

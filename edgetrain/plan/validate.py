@@ -15,8 +15,6 @@ holds from the first of them on: a step cannot be taken back any more then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from edgetrain.costs.table import Way
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op
@@ -27,33 +25,55 @@ from edgetrain.plan.plan import Compute, Free, PageIn, PageOut, Plan
 
 def validate(graph: Graph, plan: Plan) -> None:
     """UserError if the plan is for another graph, InternalError if it is not legal or its numbers are wrong."""
-    if plan.graph_key != graph.key:
-        raise UserError(
-            "this plan was made for another graph",
-            expected=f"graph {graph.key}", received=f"a plan for {plan.graph_key}",
-            next_step="plan again for this graph",
-        )  # fmt: skip
-    _Play(graph, plan).run()
+    Validator(graph).check(plan)
+
+
+class Validator:
+    """Checks plans of one graph. What does not change with the plan is looked up once: in the middle of a step there is
+    little time."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.expected = _versions(graph)
+        self.storage = [tensor.storage for tensor in graph.tensors]
+        self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
+        self.again = [replay(op) for op in graph.ops]
+        self.maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+        touching: dict[int, list[int]] = {}  # storage → the ops that touch it
+        writing: dict[int, list[int]] = {}  # storage → the ops that change it in place
+        for number, touched in enumerate(self.touched):
+            for s in touched:
+                touching.setdefault(s, []).append(number)
+            for s in graph.ops[number].writes:
+                writing.setdefault(s, []).append(number)
+        drawing = [number for number, op in enumerate(graph.ops) if op.random]
+        self.before: list[set[int]] = []  # for each op, those that must have run when it does
+        for number, op in enumerate(graph.ops):
+            # They may not change places: one of the two changes what the other touches, or both draw random numbers.
+            found = {other for s in op.writes for other in touching.get(s, ())}
+            found |= {other for s in self.touched[number] for other in writing.get(s, ())}
+            found |= set(drawing) if op.random else set()
+            self.before.append({other for other in found if other < number})
+
+    def check(self, plan: Plan) -> None:
+        if plan.graph_key != self.graph.key:
+            raise UserError(
+                "this plan was made for another graph",
+                expected=f"graph {self.graph.key}", received=f"a plan for {plan.graph_key}",
+                next_step="plan again for this graph",
+            )  # fmt: skip
+        _Play(self, plan).run()
 
 
 class _Play:
-    def __init__(self, graph: Graph, plan: Plan) -> None:
-        self.graph, self.plan = graph, plan
+    def __init__(self, known: Validator, plan: Plan) -> None:
+        graph = known.graph
+        self.graph, self.plan, self.known = graph, plan, known
+        self.expected, self.storage, self.maker = known.expected, known.storage, known.maker
         self.bytes_of: dict[int, int] = {}  # the storages that are there now
         self.made: dict[int, set[int]] = {}  # storage → its tensors that are there now
         self.done: set[int] = set()
         self.version: dict[int, int] = {}
-        self.expected = _versions(graph)
-        self.touched = [{graph.tensors[t].storage for t in (*op.reads, *op.creates)} for op in graph.ops]
-        self.touching: dict[int, list[int]] = {}  # storage → the ops that touch it
-        self.writing: dict[int, list[int]] = {}  # storage → the ops that change it in place
-        for number, touched in enumerate(self.touched):
-            for s in touched:
-                self.touching.setdefault(s, []).append(number)
-            for s in graph.ops[number].writes:
-                self.writing.setdefault(s, []).append(number)
-        self.drawing = [number for number, op in enumerate(graph.ops) if op.random]
-        self.maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
         self.stored: dict[int, int] = {}  # the storages that are in the store, and the version there
         self.coming: set[int] = set()  # paged in, and read by nobody so far
         self.going: set[int] = set()  # paged out, and not freed so far: only then is it certain that all of it has gone
@@ -93,25 +113,29 @@ class _Play:
         self._require(said == found, f"the plan says (peak, persistent, undo) = {said} bytes; it is {found}")
 
     def _compute(self, action: Compute) -> None:
-        self._require(0 <= action.op < len(self.graph.ops), f"there is no op {action.op}")
+        if not 0 <= action.op < len(self.graph.ops):
+            self._require(False, f"there is no op {action.op}")
         op = self.graph.ops[action.op]
         way: Way = "over" if action.into is not None else "again" if action.op in self.done else "first"
         if action.op in self.done:
-            again = replay(op)
+            again = self.known.again[action.op]
             self._require(again is not None, f"{op.name} runs twice")
             assert again is not None
             op = again
         else:
             self._first_time(action.op)
+        expected = self.expected[action.op]
         for t in op.reads:
-            self._require(self._is_there(t), f"{op.name} reads {self.graph.tensors[t].name}, which is not there")
-            storage = self.graph.tensors[t].storage
-            right = self.version.get(storage, 0) == self.expected[action.op].get(storage, 0)
-            self._require(right, f"{op.name} reads {self.graph.tensors[t].name}, which was changed since")
+            storage = self.storage[t]
+            if t not in self.made.get(storage, ()):
+                self._require(False, f"{op.name} reads {self.graph.tensors[t].name}, which is not there")
+            if self.version.get(storage, 0) != expected.get(storage, 0):
+                self._require(False, f"{op.name} reads {self.graph.tensors[t].name}, which was changed since")
             if storage in self.coming:
                 self._require_safe(t)
         for storage in op.writes:
-            self._require(storage not in self.going, f"{op.name} changes storage {storage} while it is paged out")
+            if storage in self.going:
+                self._require(False, f"{op.name} changes storage {storage} while it is paged out")
             self.version[storage] = self.version.get(storage, 0) + 1
         if action.into is not None:
             self._overwrite(action)
@@ -122,14 +146,12 @@ class _Play:
     def _first_time(self, number: int) -> None:
         op = self.graph.ops[number]
         self.updating |= op.phase == "update"
-        apart = self.plan.updates != "together" or op.phase == "update" or not self.updating
-        self._require(apart, f"{op.name} runs after an update, and the updates are to run together")
-        for earlier in self._in_the_way(number):
-            if earlier < number and earlier not in self.done:
-                self._require(
-                    False, f"{op.name} overtakes {self.graph.ops[earlier].name}, which touches the same storage or "
-                    "random stream",
-                )  # fmt: skip
+        if self.updating and self.plan.updates == "together" and op.phase != "update":
+            self._require(False, f"{op.name} runs after an update, and the updates are to run together")
+        overtaken = self.known.before[number] - self.done
+        if overtaken:
+            earlier = self.graph.ops[min(overtaken)].name
+            self._require(False, f"{op.name} overtakes {earlier}, which touches the same storage or random stream")
         self.done.add(number)
         for storage in op.writes:
             lasts = self.graph.storages[storage].role in PERSISTENT
@@ -137,9 +159,9 @@ class _Play:
                 self.undo += self.graph.storages[storage].n_bytes
 
     def _make(self, op: Op) -> None:
-        read = {self.graph.tensors[t].storage for t in op.reads}
+        read = [self.storage[t] for t in op.reads]
         for t in op.creates:
-            storage = self.graph.tensors[t].storage
+            storage = self.storage[t]
             if not op.view and storage not in read and t in self.made.get(storage, ()):
                 self._require(False, f"{op.name} makes {self.graph.tensors[t].name}, which is there")
             if storage not in self.bytes_of:
@@ -186,7 +208,7 @@ class _Play:
         while waiting:
             t = waiting.pop()
             number = self.maker.get(t)
-            op = None if number is None else replay(self.graph.ops[number])
+            op = None if number is None else self.known.again[number]
             if number is None or op is None:
                 return f"{self.graph.tensors[t].name} cannot be made twice"
             for read in op.reads:
@@ -200,17 +222,6 @@ class _Play:
                     seen.add(read)
                     waiting.append(read)
         return None
-
-    def _in_the_way(self, number: int) -> Iterator[int]:
-        """The ops that may not change places with this one: one of the two changes what the other touches, or both draw
-        random numbers."""
-        op = self.graph.ops[number]
-        for storage in op.writes:
-            yield from self.touching.get(storage, ())
-        for storage in self.touched[number]:
-            yield from self.writing.get(storage, ())
-        if op.random:
-            yield from self.drawing
 
     def _overwrite(self, action: Compute) -> None:
         op, into = self.graph.ops[action.op], action.into
@@ -227,8 +238,10 @@ class _Play:
         self._free(into)
 
     def _free(self, storage: int) -> None:
-        self._require(storage in self.bytes_of, f"storage {storage} is freed, but is not there")
-        self._require(self.graph.storages[storage].role not in PERSISTENT, f"storage {storage} must outlive the step")
+        if storage not in self.bytes_of:
+            self._require(False, f"storage {storage} is freed, but is not there")
+        if self.graph.storages[storage].role in PERSISTENT:
+            self._require(False, f"storage {storage} must outlive the step")
         self.held -= self.bytes_of.pop(storage)
         self.made.pop(storage, None)
         self.coming.discard(storage)

@@ -7,10 +7,12 @@ Out: the plan for the next step (`Ladder`), and a watch that a step asks between
                     │          │
     plan      large │  small   │  large            a change is followed at the next step
                     ↑
-                    if the step that runs would need more than there is now: it stops between two ops, and the rest of
-                    it is planned anew from what is alive (`plan/rest.py`)
+                    if the step that runs would need more than there is now: the rest of it is planned anew from what
+                    is alive (`plan/rest.py`), and only then it stops between two ops and goes on with that. Where
+                    planning fails, the step goes on as it was
 
-The budget is asked for at most every `PERIOD_S`, in the thread that trains; there is no other.
+The budget is asked for at most every `PERIOD_S`, and less often (but every `LONGEST_S`) where asking would take more
+than `ASKING_PART` of the time; in the thread that trains, there is no other.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.sensors.memory import memory as memory_now
@@ -30,6 +33,7 @@ from edgetrain.plan.problem import Problem
 from edgetrain.plan.process import RESERVE_BYTES
 
 PERIOD_S = 0.02
+ASKING_PART, LONGEST_S = 0.005, 0.2  # of the time; what is available takes 0.3 ms to read, more on a busy machine
 RUNGS = 7  # plans over the range of budgets
 LEFT_PART = 0.05  # of the memory that there is, which "auto" leaves to others
 PRESSURE = 0.1  # from this part of the time on that somebody waits for memory, "auto" takes no more than it has
@@ -42,9 +46,11 @@ class Switch:
     """A change of plan.
 
     step:       its number, from 0.
-    in_step:    the budget fell while the step ran, and this is for the rest of it.
-    planning_s: what the change took.
+    in_step:    the budget changed while the step ran, and this is for the rest of it.
+    planning_s: what it took to choose or make the plan, and what runs it.
+    giving_back_s: what it took to hand memory back to the system that is not needed any more.
     over_bytes: what the rest needs above the budget, where nothing was found that does not.
+    failed:     why the rest could not be planned; the step went on as it was then.
     """
 
     step: int
@@ -53,6 +59,32 @@ class Switch:
     in_step: bool
     planning_s: float
     over_bytes: int = 0
+    giving_back_s: float = 0.0
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Fall:
+    """The budget fell below what the rest of a step needed. needs_bytes: what it needs now. The rest as in `Switch`."""
+
+    budget_bytes: int
+    needs_bytes: int
+    planning_s: float
+    giving_back_s: float = 0.0
+    failed: str | None = None
+
+    def switch(self, step: int) -> Switch:
+        over_bytes = max(0, self.needs_bytes - self.budget_bytes)
+        return Switch(
+            step,
+            self.budget_bytes,
+            self.needs_bytes,
+            True,
+            self.planning_s,
+            over_bytes,
+            self.giving_back_s,
+            self.failed,
+        )
 
 
 def given(function: Callable[[], object]) -> Budget:
@@ -94,11 +126,15 @@ class Ladder:
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = sorted({plan.peak_bytes: plan for plan in plans}.values(), key=lambda plan: -plan.peak_bytes)
 
+    def nearest(self, budget_bytes: int) -> int:
+        """As `within`, or the smallest plan where none keeps the budget."""
+        return next((n for n, plan in enumerate(self.plans) if plan.peak_bytes <= budget_bytes), len(self.plans) - 1)
+
     def within(self, budget_bytes: int) -> int:
         """The number of the plan of the largest peak that keeps the budget."""
-        found = next((n for n, plan in enumerate(self.plans) if plan.peak_bytes <= budget_bytes), None)
-        if found is None:
-            least = self.plans[-1].peak_bytes
+        found = self.nearest(budget_bytes)
+        least = self.plans[-1].peak_bytes
+        if least > budget_bytes:
             raise Infeasible(
                 f"the budget fell to {show_bytes(budget_bytes)}, and the smallest plan needs {show_bytes(least)}; "
                 "nothing of this step has happened\n  next step: call it again when there is more memory",
@@ -113,51 +149,75 @@ def rungs(smallest_bytes: int, largest_bytes: int) -> list[int]:
     return [largest_bytes - round(n * part) for n in range(RUNGS)]
 
 
-def plans_ahead(task: Problem, planner: str, make: Callable[[int], Plan]) -> list[Plan]:
-    """Plans for budgets from keeping all down to the smallest that a planner keeps. make: the plan for a budget."""
-    greedy = SIMPLE.get(planner, fast)
-    _, smallest = smallest_by(task, greedy)
-    return [make(budget) for budget in rungs(smallest, task.keep_all.peak_bytes)]
+def smallest_bytes(task: Problem, planner: str) -> int:
+    """The least that the planner keeps, or a greedy one where that would take long."""
+    return smallest_by(task, SIMPLE.get(planner, fast))[1]
 
 
 class BudgetFell(Exception):
-    """Raised between two ops of a step that would need more than there is now. at: the place in the schedule."""
+    """Raised between two ops of a step that would need more than there is now. at: the place in the schedule;
+    following: how it goes on, as the step has said."""
 
-    def __init__(self, at: int, budget_bytes: int) -> None:
-        super().__init__(f"the budget fell to {budget_bytes} bytes")
-        self.at, self.budget_bytes = at, budget_bytes
+    def __init__(self, at: int, following: Any) -> None:
+        super().__init__("the budget fell")
+        self.at, self.following = at, following
+
+
+GoOn = Callable[[int, int], Any]
 
 
 class BudgetWatch:
-    """Asked before each op. `following` says what the rest of the step needs, action by action."""
+    """Asked before each op. `follow` says what the rest of the step needs, action by action, and how it would go on
+    with less: a place in the schedule and a budget → anything but None, which `BudgetFell` then brings."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self.last_bytes: int | None = None  # what it said last
         self._needs: Sequence[int] = ()
+        self._go_on: GoOn | None = None
         self._met: int | None = None
         self._next_s = 0.0
         self._failed: Exception | None = None
 
-    def following(self, needs: Sequence[int], *, met: int | None = None) -> None:
+    def follow(self, needs: Sequence[int], go_on: GoOn, *, met: int | None = None) -> None:
         """met: the budget for which these needs are the least that was found; only one below it counts from now on."""
-        self._needs, self._met = needs, met
+        self._needs, self._go_on, self._met = needs, go_on, met
         self._next_s = time.monotonic() + PERIOD_S
+
+    def done(self) -> None:
+        """The step is over."""
+        self._needs, self._go_on = (), None
 
     def now(self) -> int:
         """The budget before a step. What went wrong while the last one ran is told here, where nothing is under way."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
-        return self.budget()
+        self.last_bytes = self.budget()
+        return self.last_bytes
 
-    def __call__(self, at: int) -> None:
-        if time.monotonic() < self._next_s or self._failed is not None:
-            return
+    def meanwhile(self) -> int | None:
+        """The budget while a step is under way; None where it cannot be had, which is told before the next one."""
+        begin = time.monotonic()
         try:
-            budget = self.budget()
+            if self._failed is not None:
+                return None
+            self.last_bytes = self.budget()
+            return self.last_bytes
         except Exception as error:
             self._failed = error
+            return None
+        finally:
+            took = time.monotonic() - begin
+            self._next_s = begin + took + max(PERIOD_S, min(took / ASKING_PART, LONGEST_S))
+
+    def __call__(self, at: int) -> None:
+        if time.monotonic() < self._next_s:
             return
-        self._next_s = time.monotonic() + PERIOD_S
-        if self._needs[at] > budget and (self._met is None or budget < self._met):
-            raise BudgetFell(at, budget)
+        budget = self.meanwhile()
+        if budget is None or self._needs[at] <= budget or (self._met is not None and budget >= self._met):
+            return
+        self._met = budget
+        following = self._go_on(at, budget) if self._go_on is not None else None
+        if following is not None:
+            raise BudgetFell(at, following)

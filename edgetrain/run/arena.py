@@ -35,15 +35,15 @@ class StepArena:
             yield
         self.last = recording
         if self.disturbed:
-            arena.trim(0 if self._program is None else self._program.height_bytes)
+            arena.trim(self.height_bytes)
         elif recording.improvised:
             self._program = program(recording.events)
             arena.trim(self._program.height_bytes)
 
-    def shrink(self) -> None:
-        """Hand back what the arena has above the height of this step."""
-        if self._program is not None:
-            arena.trim(self._program.height_bytes)
+    @property
+    def height_bytes(self) -> int:
+        """Of the layout; 0 where there is none yet."""
+        return 0 if self._program is None else self._program.height_bytes
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def from_arena(least_bytes: int = 0) -> Iterator[arena.Recording]:
 
     least_bytes: the height that the arena may have afterwards, whatever steps have used so far.
     """
-    height = max(arena.resident_bytes(), least_bytes)
+    height = max(arena.reached_bytes(), least_bytes)
     if not height or not arena.available():
         yield arena.Recording()
         return

@@ -27,14 +27,19 @@ Out: `Program`, whose `run` is a function without branches or look-ups; its text
 Text that comes from a graph file never becomes code: names are numbers, values are looked up in a table.
 
 A step that stops between two ops (a transfer failed, the budget fell) goes on in another program: its live tensors are
-the local variables of the function, and the program for the rest takes them up by name (`start`, `rest`).
+the local variables of the function, and the program for the rest takes them up by name (`start`, `rest`). That one
+runs once, so it is not compiled as a whole: its lines are, each once for all programs of a step (`Words`), and its
+variables are a dictionary.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType, TracebackType
 from typing import Any
 
 import torch
@@ -44,9 +49,11 @@ from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
+from edgetrain.pagefile import PageFault
 from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
-from edgetrain.plan.validate import validate
+from edgetrain.plan.validate import Validator
+from edgetrain.run.adaptive import BudgetFell
 
 # What a timed program tells beside places in the schedule: it waits for storage s; the next micro-batch begins.
 WAITING = 1 << 40
@@ -57,7 +64,7 @@ PART = 1 << 41
 class Program:
     """
     held:    the persistent tensors that `run` takes in `held`, in order (parameters, buffers, externals, constants).
-    updates: the update ops, in the order of `states` and `fresh`.
+    updates: the update ops of the graph, in the order of `states` and `fresh`; none where they are left out.
     random:  the step draws random numbers.
     allocates_late: an update needs memory of its own, so it could fail after another one was made.
     taken_up: the variables that `run` takes from `rest`, where it goes on with a step that has begun.
@@ -89,7 +96,7 @@ def build(
     resumable: bool = False,
     watched: bool = False,
     timed: bool = False,
-    rooms: dict[str, torch.Tensor] | None = None,
+    words: Words | None = None,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
@@ -99,24 +106,19 @@ def build(
     watched: call `watch(place in the schedule)` before each op.
     timed: call `look(place)` before each op and `look(~place)` after it, and the same around each wait for the store;
     views compute nothing and are left out.
-    rooms: what the checks of one program work in, for the next one: a program for the rest of a step is built in the
-    middle of it, where every byte is spoken for.
+    words: of this graph, where several programs are built; the same `check_finite` and `resumable` each time.
     """
-    validate(graph, plan)
-    writer = _Writer(
-        graph, plan, check_finite=check_finite, look=look, rehearse=rehearse, resumable=resumable, watched=watched,
-        timed=timed, rooms={} if rooms is None else rooms,
-    )  # fmt: skip
+    words = words or Words(graph, check_finite=check_finite, resumable=resumable)
+    words.validator.check(plan)
+    writer = _Writer(words, plan, look=look, rehearse=rehearse, watched=watched, timed=timed)
     lines = list(writer.lines(outputs, start))
-    source = "\n".join(lines) + "\n"
-    code = compile(source, f"<step of {graph.about.get('model', 'a model')}>", "exec")
-    exec(code, writer.table)
+    made = _in_pieces(words, lines) if start else _whole(words, lines)
     return Program(
-        run=writer.table["step"],
-        source=source,
-        held=writer.held,
-        updates=tuple(writer.updates),
-        random=any(op.random for op in graph.ops),
+        run=made,
+        source="".join(f"{line}\n" for _, line in lines),
+        held=words.held,
+        updates=() if rehearse else words.updates,
+        random=words.random,
         allocates_late=writer.allocates_late,
         taken_up=writer.taken_up,
         looks=look,
@@ -126,158 +128,161 @@ def build(
     )
 
 
+def _whole(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
+    source = "\n".join(line for _, line in lines)
+    exec(compile(source, words.file, "exec"), words.table)
+    made: Callable[..., Any] = words.table.pop("step")
+    return made
+
+
+def _in_pieces(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
+    """As the whole, without compiling what was compiled before. The first line is the head, the last the result."""
+    head, *body, (_, result) = lines
+    names = head[1].partition("(")[2].rstrip("):").split(", ")
+    lines = [(at, line) for at, line in body if not line.startswith("    #")]
+    pieces = [(at, words.compiled(line) if at is None else None) for at, line in lines]
+    value = words.compiled(result.replace("return ", "result = "))
+
+    def step(*given: Any) -> Any:
+        variables = dict(zip(names, given, strict=True))
+        watch, rest = variables["watch"], variables["rest"]
+        variables.update(rest)
+        rest.clear()
+        for at, piece in pieces:
+            if piece is None:
+                watch(at)
+            else:
+                exec(piece, words.table, variables)
+        exec(value, words.table, variables)
+        return variables["result"]
+
+    return step
+
+
+def taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
+    """The variables of the program that stopped with the error."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not program.run.__code__:
+        trace = trace.tb_next
+    if trace is None:
+        raise InternalError("a step stopped outside of its program")
+    there = trace.tb_frame.f_locals
+    there = there.get("variables", there)
+    return {name: there[name] for name in names}
+
+
+def let_go(error: BaseException) -> None:
+    """Of the activations that the frames of a step still hold, which the error has stopped; and those that something
+    else had stopped before, to go on."""
+    seen: BaseException | None = error
+    while seen is error or isinstance(seen, BudgetFell | PageFault):
+        trace = seen.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            # Of no other frame: to look at its variables keeps a copy of them there, which nothing clears.
+            if code.co_filename == __file__ and "variables" in code.co_varnames:
+                trace.tb_frame.f_locals.get("variables", {}).clear()
+            trace = trace.tb_next
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__
+
+
 def slots(plan: Plan) -> dict[int, int]:
     """The storages that the plan pages, each with its place in the file."""
     return {s: slot for slot, s in enumerate(dict.fromkeys(plan.paged))}
 
 
-class _Writer:
-    def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        *,
-        check_finite: bool,
-        look: bool,
-        rehearse: bool,
-        resumable: bool,
-        watched: bool,
-        timed: bool,
-        rooms: dict[str, torch.Tensor],
-    ) -> None:
-        self.watched, self.timed, self.rooms = watched, timed, rooms
-        self.graph, self.plan = graph, plan
-        self.check_finite, self.look, self.rehearse = check_finite, look, rehearse
+# A line of a program. With a number: the line asks the watch, and the number is the place in the schedule.
+Line = tuple[int | None, str]
+
+
+class Words:
+    """What all programs of one graph share: names for its functions and values, and the lines of its ops, each written
+    and compiled once."""
+
+    def __init__(self, graph: Graph, *, check_finite: bool = False, resumable: bool = False) -> None:
+        self.graph, self.check_finite, self.resumable = graph, check_finite, resumable
+        self.validator = Validator(graph)
+        self.file = f"<step of {graph.about.get('model', 'a model')}>"
         self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
-        self.done: set[int] = set()
-        again = [n for n, op in enumerate(graph.ops) if replay(op) is not None] if resumable else plan.recomputed
-        self.drawn_again = {number for number in again if graph.ops[number].random}
-        self.taken_up: tuple[str, ...] = ()
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
-        self.updates: list[Op] = []
-        self.allocates_late = False
-        self.held_back = False
-        self.scratch = update.overwrites_gradient(graph)
-        self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
-        self.readers = _readers(graph)
+        self.calls: dict[tuple[Compute, bool, bool], tuple[str, ...]] = {}
+        self.codes: dict[str, CodeType] = {}
+        self.whole = whole_tensors(graph)
+        self.storage = [tensor.storage for tensor in graph.tensors]
+        read = _readers(graph)
         self.held = tuple(
-            t for t, source in graph.sources.items() if source.sort not in ("input", "state") and t in self.readers
+            t for t, source in graph.sources.items() if source.sort not in ("input", "state") and t in read
         )
-        self.noted = (*self.graph.inputs, *self.held)
+        self.noted: dict[int, list[int]] = {}  # storage → the tensors of it that a step is given
+        for t in (*graph.inputs, *self.held):
+            self.noted.setdefault(graph.tensors[t].storage, []).append(t)
         self.gradient_of = {g: p for p, g in graph.gradients.items()}
-        self.slots = slots(plan)
-        self.whole = whole_tensors(graph) if self.slots else {}
-        self.moving: set[int] = set()  # storages that are being paged out
-        self.coming: set[int] = set()  # or in
+        numbers = [number for number, op in enumerate(graph.ops) if op.phase == "update"]
+        self.updates = tuple(graph.ops[number] for number in numbers)
+        self.slot = {number: slot for slot, number in enumerate(numbers)}
+        self.scratch = update.overwrites_gradient(graph)
+        self.random = any(op.random for op in graph.ops)
+        self.replayable = {n for n, op in enumerate(graph.ops) if replay(op) is not None}
 
-    def lines(self, outputs: Sequence[int] | None, start: int) -> Iterator[str]:
-        yield "def step(batch, held, states, given, fresh, undo, interrupt, look, pages, watch, rest):"
-        for name, group in (("batch", self.graph.inputs), ("held", self.held)):
-            if group:
-                yield f"    {', '.join(f't{t}' for t in group)}, = {name}"
-        for at, action in enumerate(self.plan.schedule[:start]):
-            for _ in self._act(action, at):
-                pass
-        if start:
-            live = (t for names in self.names.values() for t in names)
-            drawn = sorted(self.done & self.drawn_again)
-            self.taken_up = (*(f"t{t}" for t in live), *(f"g{number}" for number in drawn))
-            yield from (f"    {name} = rest.pop({name!r})" for name in self.taken_up)
-            self.moving.clear()
-            self.coming.clear()
-        for at, action in enumerate(self.plan.schedule[start:], start):
-            yield from self._act(action, at)
-        yield from self._wait(self.moving | self.coming, len(self.plan.schedule))  # results that no op has waited for
-        wanted = self.graph.outputs[:1] if outputs is None else outputs
-        result = ", ".join(f"t{t}" for t in wanted)
-        yield f"    return {result if outputs is None else f'({result},)'}"
+    def compiled(self, line: str) -> CodeType:
+        """A line on its own."""
+        found = self.codes.get(line)
+        if found is None:
+            found = self.codes[line] = compile(line.strip(), self.file, "exec")
+        return found
 
-    def _act(self, action: Action, at: int) -> Iterator[str]:
-        if isinstance(action, Free):
-            yield from self._wait([action.storage], at)
-            yield from self._free(action.storage)
-        elif isinstance(action, Compute):
-            yield from self._run(action, at)
-        else:
-            yield from self._page(action)
+    def get_ready(self, plan: Plan) -> None:
+        """Compile, before a step runs, what the rest of one may be made of: the ops as they come in the plan, and those
+        that can run again."""
+        for number in self.replayable:
+            self._ready(Compute(number), again=True)
+        done: set[int] = set()
+        for action in plan.schedule:
+            if isinstance(action, Compute):
+                self._ready(action, again=action.op in done)
+                done.add(action.op)
 
-    def _run(self, action: Compute, at: int) -> Iterator[str]:
+    def _ready(self, action: Compute, *, again: bool) -> None:
         op = self.graph.ops[action.op]
-        if op.phase == "update" and self.rehearse:
-            return
-        changes = op.phase == "update" and op.kind != ACCUMULATE
-        if changes and self.plan.updates != "guarded" and not self.held_back:
-            self.held_back = True
-            yield "    interrupt.hold()"
-        if self.watched and not op.view:
-            yield f"    watch({at})"
-        read = {self.graph.tensors[t].storage for t in op.reads}
-        yield from self._wait([s for s in read if s in self.coming or s == action.into], at)
-        timed = self.timed and not op.view
-        if timed:
-            yield f"    look({at})"
-        if self.look:
-            yield f"    look({action.op})"
-        yield from self._compute(action, op)
-        if timed:
-            yield f"    look({~at})"
-        if self.look:
-            made = "".join(f"t{t}, " for t in op.creates)
-            yield f"    look({action.op}, {self._live()}, ({made}))"
+        draws = not again and op.random and action.op in self.replayable
+        for line in self.call(action, again=again, draws=draws) if op.phase != "update" else ():
+            self.compiled(line)
 
-    def _page(self, action: PageOut | PageIn) -> Iterator[str]:
-        slot, t = self.slots[action.storage], self.whole[action.storage]
-        if isinstance(action, PageOut):
-            self.moving.add(action.storage)
-            yield f"    pages.out({slot}, t{t})"
-        else:
-            self.coming.add(action.storage)
-            self.names[action.storage] = [t]
-            yield f"    t{t} = pages.back({slot})"
+    def call(self, action: Compute, *, again: bool, draws: bool) -> tuple[str, ...]:
+        """The lines that run an op other than an update. draws: it keeps the generator's state, to draw again."""
+        key = (action, again, draws)
+        if key not in self.calls:
+            self.calls[key] = tuple(self._call_lines(action, again=again, draws=draws))
+        return self.calls[key]
 
-    def _wait(self, storages: Iterable[int], at: int) -> Iterator[str]:
-        """Until the storages are where they are to be; `at`: the place in the schedule."""
-        for s in sorted(storages):
-            if s in self.moving or s in self.coming:
-                self.moving.discard(s)
-                self.coming.discard(s)
-                wait = f"    pages.wait({self.slots[s]}, {at})"
-                place = WAITING + s
-                yield from (f"    look({place})", wait, f"    look({~place})") if self.timed else (wait,)
-
-    def _live(self) -> str:
-        made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]
-        return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
-
-    def _compute(self, action: Compute, op: Op) -> Iterator[str]:
-        again = action.op in self.done
-        note = (
-            f"  # {_comment(op.name)}" + (" again" if again else "") + (f", {_comment(op.module)}" if op.module else "")
-        )
-        if op.phase == "update":
-            yield from self._update(action.op, op, note)
-            return
+    def _call_lines(self, action: Compute, *, again: bool, draws: bool) -> Iterator[str]:
+        op = self.graph.ops[action.op]
+        note = self._note(op, " again" if again else "")
         if again:
             op = _again(op)
-        elif action.op in self.drawn_again:
+        elif draws:
             yield f"    g{action.op} = generator({self._constant(self._device(op))})"
-        self.done.add(action.op)
         for storage in op.writes:
             # All of it: the op may change any part of it, through a view.
-            yield from (f"    undo.note(t{t})" for t in self.noted if self.graph.tensors[t].storage == storage)
+            yield from (f"    undo.note(t{t})" for t in self.noted.get(storage, ()))
         extra = f", generator=g{action.op}.clone_state()" if again and op.random else ""
         yield f"    {self._assign(op)}{self._call(action, op, extra)}{note}"
         if None in op.outputs and op.creates:
             yield "    del _"  # a result that nobody reads
-        if action.into is not None:
-            yield from self._free(action.into)
-        for t in op.creates:
-            self.names.setdefault(self.graph.tensors[t].storage, []).append(t)
-        if self.check_finite:
-            yield from self._checks(op)
 
-    def _checks(self, op: Op) -> Iterator[str]:
+    def update(self, number: int, *, guarded: bool) -> str:
+        op = self.graph.ops[number]
+        name = op.kind.split(".")[1]
+        function = self._function(op.kind, lambda: update.KERNELS[name])
+        p, g = op.reads[:2]
+        slot, scratch, undo = self.slot[number], number in self.scratch, "undo" if guarded else "None"
+        group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
+        given = f"t{p}, t{g}, states[{slot}], given[{group}], fresh[{slot}], {scratch}, {undo}"
+        return f"    {function}({given}){self._note(op)}"
+
+    def checks(self, op: Op) -> Iterator[str]:
         for t in op.creates:
             if t == self.graph.loss:
                 yield f"    check(t{t}, 'the loss', {self._room(t)})"
@@ -285,14 +290,16 @@ class _Writer:
                 name = self.graph.tensors[self.gradient_of[t]].name
                 yield f"    check(t{t}, {self._constant('the gradient of ' + name)}, {self._room(t)})"
 
+    def _note(self, op: Op, how: str = "") -> str:
+        return f"  # {_comment(op.name)}{how}" + (f", {_comment(op.module)}" if op.module else "")
+
     def _room(self, t: int) -> str:
         """A tensor for one number of the type, which is there before the step."""
         tensor = self.graph.tensors[t]
         dtype: torch.dtype = getattr(torch, tensor.dtype)
         name = f"room_{tensor.dtype}"
-        if name not in self.rooms:
-            self.rooms[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
-        self.table[name] = self.rooms[name]
+        if name not in self.table:
+            self.table[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)
         return name
 
     def _assign(self, op: Op) -> str:
@@ -319,27 +326,11 @@ class _Writer:
         given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
         return f"{function}({', '.join(given)}{extra})"
 
-    def _update(self, number: int, op: Op, note: str) -> Iterator[str]:
-        name = op.kind.split(".")[1]
-        function = self._function(op.kind, lambda: update.KERNELS[name])
-        p, g = op.reads[:2]
-        slot = len(self.updates)
-        self.updates.append(op)
-        scratch = number in self.scratch
-        self.allocates_late |= not scratch
-        undo = "undo" if self.plan.updates == "guarded" else "None"
-        group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
-        yield f"    {function}(t{p}, t{g}, states[{slot}], given[{group}], fresh[{slot}], {scratch}, {undo}){note}"
-
-    def _free(self, storage: int) -> Iterator[str]:
-        names = self.names.pop(storage, [])
-        if names:
-            yield f"    del {', '.join(f't{t}' for t in names)}"
-
     def _function(self, kind: str, find: Callable[[], Any]) -> str:
         if kind not in self.functions:
-            name = self.functions[kind] = f"f{len(self.functions)}"
-            self.table[name] = find()
+            # In this order: a name without its value would be met later, should anything fail between.
+            self.table[f"f{len(self.functions)}"] = find()
+            self.functions[kind] = f"f{len(self.functions)}"
         return self.functions[kind]
 
     def _text(self, value: Value) -> str:
@@ -353,9 +344,141 @@ class _Writer:
 
     def _constant(self, value: Value) -> str:
         if value not in self.values:
-            name = self.values[value] = f"c{len(self.values)}"
-            self.table[name] = _torch_value(value)
+            self.table[f"c{len(self.values)}"] = _torch_value(value)
+            self.values[value] = f"c{len(self.values)}"
         return self.values[value]
+
+
+class _Writer:
+    def __init__(self, words: Words, plan: Plan, *, look: bool, rehearse: bool, watched: bool, timed: bool) -> None:
+        self.words, self.graph, self.plan = words, words.graph, plan
+        self.look, self.rehearse, self.watched, self.timed = look, rehearse, watched, timed
+        self.done: set[int] = set()
+        again = words.replayable if words.resumable else set(plan.recomputed)
+        self.drawn_again = {number for number in again if self.graph.ops[number].random}
+        self.taken_up: tuple[str, ...] = ()
+        self.allocates_late = False
+        self.held_back = False
+        self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
+        self.slots = slots(plan)
+        self.moving: set[int] = set()  # storages that are being paged out
+        self.coming: set[int] = set()  # or in
+
+    def lines(self, outputs: Sequence[int] | None, start: int) -> Iterator[Line]:
+        yield None, "def step(batch, held, states, given, fresh, undo, interrupt, look, pages, watch, rest):"
+        for name, group in (("batch", self.graph.inputs), ("held", self.words.held)):
+            if group:
+                yield None, f"    {', '.join(f't{t}' for t in group)}, = {name}"
+        for action in self.plan.schedule[:start]:
+            self._pass(action)
+        if start:
+            live = (t for names in self.names.values() for t in names)
+            drawn = sorted(self.done & self.drawn_again)
+            self.taken_up = (*(f"t{t}" for t in live), *(f"g{number}" for number in drawn))
+            yield None, f"    # as they are: {', '.join(self.taken_up)}"
+        for at, action in enumerate(self.plan.schedule[start:], start):
+            yield from self._act(action, at)
+        left = self._wait(self.moving | self.coming, len(self.plan.schedule))  # results that no op has waited for
+        yield from ((None, line) for line in left)
+        wanted = self.graph.outputs[:1] if outputs is None else outputs
+        result = ", ".join(f"t{t}" for t in wanted)
+        yield None, f"    return {result if outputs is None else f'({result},)'}"
+
+    def _pass(self, action: Action) -> None:
+        """Something that has happened already. What was on its way to the store or back has arrived."""
+        if isinstance(action, Free):
+            self.names.pop(action.storage, None)
+        elif isinstance(action, PageIn):
+            self.names[action.storage] = [self.words.whole[action.storage]]
+        elif isinstance(action, Compute):
+            op = self.graph.ops[action.op]
+            if op.phase != "update":
+                self._ran(action, op)
+            elif op.kind != ACCUMULATE:
+                self.held_back = self.plan.updates != "guarded"
+
+    def _ran(self, action: Compute, op: Op) -> None:
+        """The names that there are after an op that is no update."""
+        self.done.add(action.op)
+        if action.into is not None:
+            self.names.pop(action.into, None)
+        for t in op.creates:
+            self.names.setdefault(self.words.storage[t], []).append(t)
+
+    def _act(self, action: Action, at: int) -> Iterator[Line]:
+        if isinstance(action, Free):
+            yield from ((None, line) for line in self._wait([action.storage], at))
+            yield from ((None, line) for line in self._free(action.storage))
+        elif isinstance(action, Compute):
+            op = self.graph.ops[action.op]
+            if op.phase == "update" and self.rehearse:
+                return
+            changes = op.phase == "update" and op.kind != ACCUMULATE
+            if changes and self.plan.updates != "guarded" and not self.held_back:
+                self.held_back = True
+                yield None, "    interrupt.hold()"
+            if self.watched and not op.view:
+                yield at, f"    watch({at})"
+            yield from ((None, line) for line in self._run(action, op, at))
+        else:
+            yield from ((None, line) for line in self._page(action))
+
+    def _run(self, action: Compute, op: Op, at: int) -> Iterator[str]:
+        if self.coming or self.moving:
+            read = {self.graph.tensors[t].storage for t in op.reads}
+            yield from self._wait([s for s in read if s in self.coming or s == action.into], at)
+        timed = self.timed and not op.view
+        if timed:
+            yield f"    look({at})"
+        if self.look:
+            yield f"    look({action.op})"
+        yield from self._compute(action, op)
+        if timed:
+            yield f"    look({~at})"
+        if self.look:
+            made = "".join(f"t{t}, " for t in op.creates)
+            yield f"    look({action.op}, {self._live()}, ({made}))"
+
+    def _page(self, action: PageOut | PageIn) -> Iterator[str]:
+        slot, t = self.slots[action.storage], self.words.whole[action.storage]
+        if isinstance(action, PageOut):
+            self.moving.add(action.storage)
+            yield f"    pages.out({slot}, t{t})"
+        else:
+            self.coming.add(action.storage)
+            self.names[action.storage] = [t]
+            yield f"    t{t} = pages.back({slot})"
+
+    def _wait(self, storages: Iterable[int], at: int) -> Iterator[str]:
+        """Until the storages are where they are to be; `at`: the place in the schedule."""
+        for s in sorted(storages):
+            if s in self.moving or s in self.coming:
+                self.moving.discard(s)
+                self.coming.discard(s)
+                wait, place = f"    pages.wait({self.slots[s]}, {at})", WAITING + s
+                yield from (f"    look({place})", wait, f"    look({~place})") if self.timed else (wait,)
+
+    def _live(self) -> str:
+        made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]
+        return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
+
+    def _compute(self, action: Compute, op: Op) -> Iterator[str]:
+        again = action.op in self.done
+        if op.phase == "update":
+            self.allocates_late |= action.op not in self.words.scratch
+            yield self.words.update(action.op, guarded=self.plan.updates == "guarded")
+            return
+        yield from self.words.call(action, again=again, draws=not again and action.op in self.drawn_again)
+        if action.into is not None:
+            yield from self._free(action.into)
+        self._ran(action, op)
+        if self.words.check_finite:
+            yield from self.words.checks(op)
+
+    def _free(self, storage: int) -> Iterator[str]:
+        names = self.names.pop(storage, [])
+        if names:
+            yield f"    del {', '.join(f't{t}' for t in names)}"
 
 
 def _again(op: Op) -> Op:
@@ -364,6 +487,7 @@ def _again(op: Op) -> Op:
     return found
 
 
+@functools.lru_cache(maxsize=10_000)
 def _comment(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-[]" else "?" for c in text)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,12 @@ from edgetrain.ops import call, update
 from edgetrain.pagefile import Calls, PageFault
 from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
-from edgetrain.plan.plan import Plan
+from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
-from edgetrain.run.adaptive import BudgetFell, BudgetWatch
+from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
-from edgetrain.run.compile import NotFinite, Program, build
+from edgetrain.run.compile import NotFinite, Program, Words, build, let_go, taken
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
@@ -77,7 +77,43 @@ class LayoutMismatch(InternalError):
         self.learnt = learnt
 
 
+class Known:
+    """What the steps of one graph share, whatever their plan: the lines of its programs, and what planning the rest of
+    a step needs."""
+
+    def __init__(
+        self, graph: Graph, costs: Costs | None, updates: Updates, *, check_finite: bool, resumable: bool
+    ) -> None:
+        self._graph, self._costs, self._updates = graph, costs, updates
+        self.words = Words(graph, check_finite=check_finite, resumable=resumable)
+
+    @cached_property
+    def task(self) -> Problem:
+        assert self._costs is not None
+        return problem(self._graph, self._costs, self._updates)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        return prepare(self.task)
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """How a step goes on after the budget fell. needs: what each of its actions and those after it need."""
+
+    plan: Plan
+    program: Program
+    needs: list[int]
+    budget_bytes: int
+    planning_s: float
+
+
 class CompiledStep:
+    """
+    falls:        of the budget, in the last step.
+    beside_bytes: what the step is part of holds beside its tensors, of the same budget.
+    """
+
     def __init__(
         self,
         graph: Graph,
@@ -91,18 +127,21 @@ class CompiledStep:
         page_to: str | Path | None = None,
         watch: BudgetWatch | None = None,
         page_calls: Calls | None = None,
+        known: Known | None = None,
     ) -> None:
         self.graph, self.plan = graph, plan
         self._watch = watch
-        self.fell: tuple[int, int, float] | None = None  # in the last step: the budget, what the rest took, planning
+        self.falls: list[Fall] = []
+        self.beside_bytes = 0
         self._model, self._optimizer, self._externals = model, optimizer, externals
         self._check_finite, self._costs = check_finite, costs
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
         self._kind = optimizers.kind_of(optimizer)
-        self._rooms: dict[str, torch.Tensor] = {}
         self._pages = self._new_pages(page_to, page_calls)
+        resumable = self._pages is not None or watch is not None
+        self.known = known or Known(graph, costs, plan.updates, check_finite=check_finite, resumable=resumable)
         self._program = self._build(plan, watched=watch is not None)
         self._checked = False
         self.page_fault: str | None = None  # why the last transfer failed that did
@@ -155,19 +194,28 @@ class CompiledStep:
         start: int = 0,
     ) -> Program:
         return build(
-            self.graph, plan, check_finite=self._check_finite, look=look, rehearse=rehearse, start=start,
-            resumable=self._pages is not None or self._watch is not None, watched=watched, timed=timed,
-            rooms=self._rooms,
+            self.graph, plan, look=look, rehearse=rehearse, start=start, watched=watched, timed=timed,
+            words=self.known.words,
         )  # fmt: skip
 
-    def take_over(self, other: CompiledStep) -> None:
-        """From another plan of the same graph: what was rehearsed there need not be here, and memory of the arena that
-        this plan does not need goes back."""
-        self._checked |= other._checked
+    def get_ready(self) -> None:
+        """For a change in the middle of a step: what can be made ahead is made now."""
+        _ = self.known.prepared, self._needs
+        self.known.words.get_ready(self.plan)
+
+    def take_over(self, other: object) -> None:
+        """From the step that was used before: what was rehearsed there, of the same graph, need not be here."""
+        self._checked |= isinstance(other, CompiledStep) and other.known is self.known and other._checked
+
+    def shrink(self) -> None:
+        """Hand memory of the arena back that this plan does not need."""
         if self._arenas is not None:
-            self._arenas[1].shrink()
-        if "_task" in other.__dict__:
-            self._task, self._prepared = other._task, other._prepared
+            arena.trim(self.height_bytes)
+
+    @property
+    def height_bytes(self) -> int:
+        """Of the arena, as far as it is known before the first step."""
+        return 0 if self._arenas is None else self._arenas[1].height_bytes
 
     def _new_pages(self, folder: str | Path | None, calls: Calls | None) -> Pages | None:
         if not self.plan.paged:
@@ -280,7 +328,7 @@ class CompiledStep:
             updating = interrupt.holding
             interrupt.hold()  # a second Ctrl-C must not come between
             self._settle()
-            traceback.clear_frames(error.__traceback__)  # lets go of the activations that the frame still holds
+            let_go(error)
             if self.plan.updates == "early" and keep and updating:
                 raise InternalError(
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
@@ -310,56 +358,85 @@ class CompiledStep:
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
-        plan, rest = self.plan, dict[str, Any]()
-        self.fell = None
+        plan, needs = self.plan, [] if self._watch is None else self._needs
+        met: int | None = None
+        rest: dict[str, Any] = {}
+        self.falls = []
         if self._pages is not None:
             self._pages.failed = False
-        if self._watch is not None and program.watched:
-            self._watch.following(self._needs)
         while True:
+            if self._watch is not None and program.watched:
+                self._watch.follow(needs, partial(self._with_less, plan, program), met=met)
             try:
                 return program.run(*given, self._pages, self._watch, rest)
             except PageFault as fault:
-                plan, program, rest = self._without_store(plan, program, fault)
+                plan, program, rest, over = self._without_store(plan, program, fault, met)
+                needs, met = self._needs_of(plan), met if over else None
+                self._give_back(program)
             except BudgetFell as fell:
-                plan, program, rest = self._with_less(plan, program, fell)
-            if self._arenas is not None:
-                self._arenas[0 if not program.updates else 1].disturbed = True
-                arena.release()
+                now: _Rest = fell.following
+                begin = time.perf_counter()
+                rest = taken(fell, program, now.program.taken_up)
+                plan, program, needs, met = now.plan, now.program, now.needs, now.budget_bytes
+                self._note(now, fell.at, begin)
+            finally:
+                if self._watch is not None:
+                    self._watch.done()
 
-    def _without_store(self, plan: Plan, program: Program, fault: PageFault) -> tuple[Plan, Program, dict[str, Any]]:
-        """After a transfer failed: the plan without the store from there on, its program, and the tensors alive."""
+    def _note(self, now: _Rest, at: int, begin: float) -> None:
+        """Hand back what the rest does not need, and write down what the fall took."""
+        middle = time.perf_counter()
+        self._give_back(now.program)
+        end = time.perf_counter()
+        self.falls.append(
+            Fall(now.budget_bytes, now.needs[at], now.planning_s + middle - begin, giving_back_s=end - middle)
+        )
+
+    def _give_back(self, program: Program) -> None:
+        if self._arenas is not None:
+            self._arenas[0 if not program.updates else 1].disturbed = True
+            arena.release()
+
+    def _without_store(
+        self, plan: Plan, program: Program, fault: PageFault, met: int | None
+    ) -> tuple[Plan, Program, dict[str, Any], bool]:
+        """After a transfer failed: the plan without the store from there on, its program, and the tensors alive. A budget
+        that fell in this step holds for it too; the last says whether it needs more than that."""
         assert self._pages is not None
         assert fault.at is not None
         lost = self._pages.settle()
         self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
-        limit = plan.peak_bytes if self.fell is None else self.fell[0]  # a budget that fell holds for this too
-        now = self._rest(plan, fault.at, limit, lost)
+        now = self._rest(plan, fault.at, plan.peak_bytes if met is None else met - self.beside_bytes, lost)
         if now is None:
             raise _not_back(fault.why)
         if now.peak_bytes > plan.peak_bytes:
             more = now.peak_bytes - plan.peak_bytes
             self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
-        if self._watch is not None and program.watched:
-            needs = bytes_from(self.graph, now)
-            self._watch.following(needs, met=limit if needs[fault.at] > limit else None)
-        return now, *self._taken_up(now, program, fault, fault.at)
+        following = self._go_on(now, program, fault.at)
+        over = met is not None and self._needs_of(now)[fault.at] > met
+        return now, following, taken(fault, program, following.taken_up), over
 
-    def _with_less(self, plan: Plan, program: Program, fell: BudgetFell) -> tuple[Plan, Program, dict[str, Any]]:
-        """After the budget fell: the plan that holds no more from there on, or as little more as was found."""
-        assert self._watch is not None
+    def _with_less(self, plan: Plan, program: Program, at: int, budget_bytes: int) -> _Rest | None:
+        """When the budget has fallen: the plan that holds no more from there on, or as little more as was found; None
+        where the step goes on as it is."""
         begin = time.perf_counter()
         lost = frozenset() if self._pages is None else self._pages.settle()
         if self._pages is not None and self._pages.failed:
             self.page_fault = self.page_fault or A_TRANSFER
-        now = self._rest(plan, fell.at, fell.budget_bytes, lost)
-        if now is None:
-            raise _not_back(A_TRANSFER)
-        needs = bytes_from(self.graph, now)
-        self._watch.following(needs, met=fell.budget_bytes)
-        following = self._taken_up(now, program, fell, fell.at)
-        self.fell = (fell.budget_bytes, needs[fell.at], time.perf_counter() - begin)
-        return now, *following
+        try:
+            now = self._rest(plan, at, budget_bytes - self.beside_bytes, lost)
+            if now is not None:
+                following, needs = self._go_on(now, program, at), self._needs_of(now)
+                return _Rest(now, following, needs, budget_bytes, time.perf_counter() - begin)
+        except Exception as error:
+            if lost:
+                raise
+            # Nothing is lost, and updates may have been made: the step goes on as it was.
+            why = f"{type(error).__name__}: {error}"
+            needs_bytes = self._needs_of(plan)[at]
+            self.falls.append(Fall(budget_bytes, needs_bytes, time.perf_counter() - begin, failed=why))
+            return None
+        raise _not_back(A_TRANSFER)
 
     def _rest(self, plan: Plan, at: int, limit_bytes: int, lost: frozenset[int]) -> Plan | None:
         """The rest of the step. Once a transfer has failed, without the store if that can be; what cannot be made again
@@ -367,33 +444,25 @@ class CompiledStep:
         failed = self._pages is not None and self._pages.failed
         for use_store in (False, True) if failed else (True,):
             now = least_rest(
-                self._task, plan, at, limit_bytes, lost=lost, use_store=use_store, prepared=self._prepared
+                self.known.task, plan, at, limit_bytes, lost=lost, use_store=use_store, prepared=self.known.prepared
             )  # fmt: skip
             if now is not None:
                 return now
         return None
 
-    def _taken_up(
-        self, plan: Plan, program: Program, stopped: BaseException, at: int
-    ) -> tuple[Program, dict[str, Any]]:
-        """The program for the rest of a plan, and the tensors that the one that stopped has left."""
-        following = self._build(
+    def _go_on(self, plan: Plan, program: Program, at: int) -> Program:
+        """The program for the rest of a plan, built as the one that stops there."""
+        return self._build(
             plan, look=program.looks, rehearse=program.rehearses, watched=program.watched, timed=program.timed, start=at
         )
-        return following, _taken(stopped, program, following.taken_up)
 
-    @cached_property
-    def _task(self) -> Problem:
-        assert self._costs is not None
-        return problem(self.graph, self._costs, self.plan.updates)
-
-    @cached_property
-    def _prepared(self) -> Prepared:
-        return prepare(self._task)
+    def _needs_of(self, plan: Plan) -> list[int]:
+        found = bytes_from(self.graph, plan)
+        return [n_bytes + self.beside_bytes for n_bytes in found] if self.beside_bytes else found
 
     @cached_property
     def _needs(self) -> list[int]:
-        return bytes_from(self.graph, self.plan)
+        return self._needs_of(self.plan)
 
     def _note_updated(self, program: Program, undo: Undo) -> None:
         for op in program.updates:
@@ -500,17 +569,6 @@ def _not_back(why: str) -> UserError:
         "as it was before",
         received=why, next_step="call the step again; if this comes again, page to another folder",
     )  # fmt: skip
-
-
-def _taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
-    """The local variables of the program that stopped with the error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code is not program.run.__code__:
-        trace = trace.tb_next
-    if trace is None:
-        raise InternalError("a step stopped outside of its program")
-    there = trace.tb_frame.f_locals
-    return {name: there[name] for name in names}
 
 
 def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:

@@ -9,13 +9,15 @@ Out: `MicroStep`, which one calls as a `CompiledStep`: it trains in place, or, i
     the last slice:                 ending(slice)            sums, then updates
     → the loss, its mean over all samples
 
+Where the budget moves, another plan may be followed from one slice to the next (`MicroStep.turn`).
+
 Before that, once for each model and loss: is the loss a mean over samples (`require_exact`)?
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,8 +33,10 @@ from edgetrain.graph.ir import Atom, Graph, Ref, Value
 from edgetrain.graph.mean_loss import Check, sample_items
 from edgetrain.native import arena
 from edgetrain.ops import call
+from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
 from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.run.adaptive import Fall
 from edgetrain.run.compile import PART
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.mean_test import why_no_mean
@@ -68,6 +72,7 @@ class Work:
 
     capture: a batch → its graph. plan: a graph, how exact it is, where its updates stand (None: as is best) and the
     bytes that the step holds beside → a plan, and the costs that it was made with. compiled: the rest.
+    keep_all_bytes: a graph and where its updates stand → what it takes when all is kept.
     """
 
     model: nn.Module
@@ -76,6 +81,7 @@ class Work:
     capture: Callable[[Batch], Part]
     plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]]
     compiled: Callable[[Graph, Plan, Mapping[str, torch.Tensor], Costs | None], CompiledStep]
+    keep_all_bytes: Callable[[Graph, Updates | None], int]
     allow_inexact: bool = False
     clip_norm: float | None = None
     apart: bool = False  # the process is short of memory: test the loss in a process of its own
@@ -130,6 +136,9 @@ class MicroBatches:
         }
         assert plan.ending is not None
         last = self.work.compiled(graphs.ending, plan.ending, externals, costs[LAST])
+        kept = kept_bytes(graphs.ending) if graphs.sizes[-1] else kept_bytes(next(iter(graphs.accumulating.values())))
+        for step in (*steps.values(), last):
+            step.beside_bytes = kept
         return MicroStep(plan, steps, last, sample_items(batch)[1]), made.captured
 
     def planned(self, batch: Batch, count: int) -> Planned:
@@ -169,6 +178,36 @@ class MicroBatches:
             ):  # fmt: skip
                 self.sums[name] = torch.empty_like(parameter, memory_format=torch.preserve_format)
         return self.sums
+
+    def would_do(self, batch: Batch, answer: Infeasible) -> str:
+        """Would micro-batches keep a budget that the whole batch cannot? As a line of that answer."""
+        try:
+            return self._smallest(batch, answer, 'micro_batches="auto"')
+        except UserError as error:
+            return f"refused; {error.what}"
+
+    def why_refused(self, batch: Batch, refused: UserError, answer: Infeasible) -> str:
+        """Why there are none, and what they would do if they were allowed. As a line of the answer."""
+        why = f"refused; {refused.what}"
+        try:
+            return f"{why}; {self._smallest(batch, answer)}"
+        except UserError:
+            return why
+
+    def _smallest(self, batch: Batch, answer: Infeasible, *options: str) -> str:
+        """What the smallest micro-batches take when they keep all: an upper bound of what they need."""
+        samples, _ = sample_items(batch)
+        if samples < 2:
+            return "the batch has one sample"
+        reasons = MicroBatches(replace(self.work, allow_inexact=True)).exact_or_why(batch)
+        graphs, _, _ = self.graphs(batch, samples)
+        (part,) = graphs.accumulating.values()
+        peaks = (self.work.keep_all_bytes(graphs.ending, None), self.work.keep_all_bytes(part, "early"))
+        peak = max(peaks) + kept_bytes(part)
+        if peak >= answer.smallest_bytes:
+            return f"one for each sample, without recomputing, would take {show_bytes(peak)}"
+        asked = " and ".join((*options, *(("allow_inexact=True",) if reasons else ())))
+        return f"{peak} bytes ({show_bytes(peak)}) would do with {asked}"
 
     def exact_or_why(self, batch: Batch) -> tuple[str, ...]:
         """What makes the numbers others than those of the whole batch, if that is allowed; a UserError if it is not,
@@ -262,7 +301,8 @@ class MicroStep:
         self._checks = {id(step): mean_loss.checks(step.graph) for step in (*accumulating.values(), last)}
         self._first = next(iter(accumulating.values()))
         self._random = any(op.random for op in self._first.graph.ops)
-        self.fell: tuple[int, int, float] | None = None  # a budget that moves is not followed in micro-batches
+        self.falls: list[Fall] = []  # of the budget, in the last step
+        self.turn: Callable[[MicroStep], MicroStep] | None = None  # who is asked for another plan between micro-batches
         self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step
 
     @property
@@ -273,7 +313,7 @@ class MicroStep:
     @property
     def source(self) -> str:
         """The micro-batches as Python text: one that accumulates, and the last."""
-        return "\n".join(step.source for step in (*self._accumulating.values(), self._last))
+        return "\n".join(step.source for step in self._steps)
 
     @property
     def arena(self) -> arena.Recording | None:
@@ -283,8 +323,7 @@ class MicroStep:
     @property
     def page_fault(self) -> str | None:
         """Why the last transfer failed that did, in any micro-batch."""
-        steps = (*self._accumulating.values(), self._last)
-        return next((step.page_fault for step in steps if step.page_fault is not None), None)
+        return next((step.page_fault for step in self._steps if step.page_fault is not None), None)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         return self._step(batch, lambda step, given: step(*given))
@@ -301,8 +340,7 @@ class MicroStep:
     @property
     def parts(self) -> tuple[CompiledStep, ...]:
         """The step of each micro-batch, in order."""
-        sizes = self.plan.sizes
-        return (*(self._accumulating[size] for size in sizes[:-1]), self._last)
+        return tuple(self._step_of(number) for number in range(len(self.plan.sizes)))
 
     def _step(self, batch: Batch, run: Callable[[CompiledStep, Batch], torch.Tensor]) -> torch.Tensor:
         parts = self._parts(batch)
@@ -310,21 +348,53 @@ class MicroStep:
             self._look(step, given)
         undo = Undo(random=self._random)
         self._note_changed(undo)
-        done, total, most = self._last.completed, None, 0
+        self.falls = []
+        now, total, most = self, None, 0
+        ending: tuple[CompiledStep, int] | None = None
         try:
             for number, (step, given, weight) in enumerate(parts):
+                if number and self.turn is not None:
+                    now = self.turn(now)
+                    step = now._step_of(number)
+                if number == len(parts) - 1:
+                    ending = step, step.completed
                 step.weight, step.starts = weight, number == 0
                 value = run(step, given)
+                self.falls += step.falls
                 if weight:
                     total = value * weight if total is None else total + value * weight
                 most = max(most, step.arena.most_bytes if step.arena is not None else 0)
         except BaseException:
-            if self._last.completed == done:  # else the step is through, and what came is a signal that waited for it
+            # Unless the step is through, and what came is a signal that waited for it.
+            if ending is None or ending[0].completed == ending[1]:
                 undo.take_back()
             raise
         assert total is not None
         self.most_bytes = most
         return total
+
+    def like(self, other: MicroStep) -> bool:
+        """The same micro-batches, whatever the plans."""
+        return self.plan.sizes == other.plan.sizes
+
+    def get_ready(self) -> None:
+        """For a change in the middle of a step: what can be made ahead is made now."""
+        for step in self._steps:
+            step.get_ready()
+
+    def take_over(self, other: object) -> None:
+        """From the step that was used before: what was rehearsed there, of the same micro-batches, need not be here."""
+        if isinstance(other, MicroStep) and self.like(other):
+            for step, before in zip(self._steps, other._steps, strict=True):
+                step.take_over(before)
+
+    def shrink(self) -> None:
+        """Hand memory of the arena back that these plans do not need."""
+        max(self._steps, key=lambda step: step.height_bytes).shrink()
+
+    @property
+    def _steps(self) -> tuple[CompiledStep, ...]:
+        return *self._accumulating.values(), self._last
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter over the whole batch, by name; nothing is changed."""
@@ -361,9 +431,13 @@ class MicroStep:
         sizes, start = self.plan.sizes, 0
         for number, size in enumerate(sizes):
             given = tuple(t[start : start + size] if size and p in self._cut else t for p, t in enumerate(batch))
-            found.append((self.parts[number], given, size / sum(sizes)))
+            found.append((self._step_of(number), given, size / sum(sizes)))
             start += size
         return found
+
+    def _step_of(self, number: int) -> CompiledStep:
+        sizes = self.plan.sizes
+        return self._last if number == len(sizes) - 1 else self._accumulating[sizes[number]]
 
     def _note_changed(self, undo: Undo) -> None:
         """Copies of what the forward passes change, kept until the last micro-batch is through."""

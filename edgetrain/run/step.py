@@ -12,12 +12,14 @@ again; the last, smaller batch of an epoch is such a case.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -32,19 +34,19 @@ from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.mean_loss import sample_items
+from edgetrain.graph.mean_loss import has_samples, sample_items
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import TooSmall, kept_bytes, least_time, with_line
+from edgetrain.plan.micro_batches import Number, TooSmall, counts, kept_bytes, number_of, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import check_planner, least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given, plans_ahead
-from edgetrain.run.compiled import CompiledStep, LayoutMismatch
+from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given, rungs, smallest_bytes
+from edgetrain.run.compiled import CompiledStep, Known, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 
@@ -56,6 +58,10 @@ MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unus
 
 class PagingWarning(UserWarning):
     """A transfer to storage or back failed. The step is right all the same."""
+
+
+class BudgetWarning(UserWarning):
+    """The budget fell in the middle of a step, and could not be followed. The step is right all the same."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Options:
     plan_time_s: float = 10.0
     page_to: str | None = None
     follow: Callable[[], object] | Literal["auto"] | None = None
-    micro_batches: int | Literal["auto"] = 1
+    micro_batches: int | Literal["auto"] | None = None
     allow_inexact: bool = False
 
     def __post_init__(self) -> None:
@@ -83,14 +89,9 @@ class Options:
             _above_0("clip_norm", self.clip_norm)
         _above_0("plan_time_s", self.plan_time_s)
         count = self.micro_batches
-        if count != "auto" and not (type(count) is int and count >= 1):
+        if count not in (None, "auto") and not (type(count) is int and count >= 1):
             raise UserError(
                 "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
-            )
-        if count != 1 and self.follow is not None:
-            raise UserError(
-                "micro-batches need a budget that stays as it is",
-                next_step="give memory as a number, or one micro-batch",
             )
         needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
         if self.follow is not None and self.process_memory_bytes is not None:
@@ -105,12 +106,17 @@ class Options:
         bounded = (self.memory_bytes, self.process_memory_bytes, self.follow) != (None, None, None)
         return not bounded and self.planner in ("auto", "keep-all")
 
+    def count(self, batch: Sequence[object]) -> Number:
+        """Of micro-batches. SAGE leaves the batch whole where nothing in it can be cut."""
+        count = number_of(self.micro_batches, self.planner)
+        return 1 if count == "fewest" and not has_samples(batch) else count
+
 
 @dataclass
 class _Variant:
     """steps: one for each plan of the ladder, where the budget moves; otherwise one."""
 
-    steps: list[CompiledStep] | list[MicroStep]
+    steps: Sequence[CompiledStep | MicroStep]
     captured: Captured
     ladder: Ladder | None = None
     watch: BudgetWatch | None = None
@@ -138,7 +144,7 @@ def prepare(
     use_cache: bool = True,
     plan_time_s: float = 10.0,
     page_to: str | os.PathLike[str] | None = None,
-    micro_batches: int | Literal["auto"] = 1,
+    micro_batches: int | Literal["auto"] | None = None,
     allow_inexact: bool = False,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
@@ -149,7 +155,8 @@ def prepare(
     follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
     next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr" or "melon". plan_time_s: for the search of "optimal".
+    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr", "melon" or "sage". plan_time_s: for the search of
+    "optimal". "sage" evicts as SAGE does, and where that is not enough takes the largest micro-batches that fit.
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
@@ -161,9 +168,9 @@ def prepare(
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     micro_batches: take each batch in so many parts, add their gradients up and update once; "auto": as many as take the
-    least time within the budget. The loss must be a mean over samples, which is verified. The numbers are then those of
-    the whole batch but for rounding; where batch norm or dropout make them others, that is refused, unless
-    allow_inexact=True.
+    least time within the budget. By default the whole batch, but see "sage". The loss must be a mean over samples,
+    which is verified. The numbers are then those of the whole batch but for rounding; where batch norm or dropout make
+    them others, that is refused, unless allow_inexact=True.
     """
     follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
@@ -218,12 +225,13 @@ class Step:
         self._page_to = options.page_to  # until a transfer fails
         self._steps = 0
         self.switches: list[Switch] = []  # of a budget that moves
+        self._watch: BudgetWatch | None = None
         self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self._micro = MicroBatches(
             Work(
                 model, loss, optimizer, lambda batch: self._capture(batch, clips=False), self._plan, self._compiled,
-                allow_inexact=options.allow_inexact, clip_norm=options.clip_norm, apart=apart,
+                self._keep_all_bytes, allow_inexact=options.allow_inexact, clip_norm=options.clip_norm, apart=apart,
             )
         )  # fmt: skip
 
@@ -236,7 +244,7 @@ class Step:
 
     def _step(self, batch: tuple[Any, ...], run: Callable[[CompiledStep | MicroStep], torch.Tensor]) -> torch.Tensor:
         result = self._try(batch, run)
-        self._note_fall()
+        self._note_falls()
         self._steps += 1
         if self._options.keep_memory:
             keep_freed_memory()
@@ -270,15 +278,27 @@ class Step:
         return self.used.plan
 
     def in_micro_batches(
-        self, plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]], *, allow_inexact: bool
+        self,
+        plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]],
+        keep_all_bytes: Callable[[Graph, Updates | None], int],
+        *,
+        allow_inexact: bool,
     ) -> MicroBatches:
-        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say."""
-        return MicroBatches(replace(self._micro.work, plan=plan, allow_inexact=allow_inexact))
+        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say.
+        For what comes in see `Work`."""
+        return MicroBatches(
+            replace(self._micro.work, plan=plan, keep_all_bytes=keep_all_bytes, allow_inexact=allow_inexact)
+        )
 
     @property
     def room_bytes(self) -> int | None:
         """What other work between steps may take: as much as a step does above what lasts. None without a budget."""
         return None if self._options.keeps_all else self.plan.peak_bytes - self.plan.persistent_bytes
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget as it was last asked for, where it moves; None where it does not."""
+        return None if self._watch is None else self._watch.last_bytes
 
     @property
     def graph(self) -> Graph:
@@ -320,22 +340,53 @@ class Step:
         if variant.ladder is None or variant.watch is None:
             return variant.steps[0]
         begin = time.perf_counter()
+        self._watch = variant.watch
         budget = variant.watch.now()
         chosen = variant.ladder.within(budget)
-        steps = [step for step in variant.steps if isinstance(step, CompiledStep)]  # all of them: see Options
-        step = steps[chosen]
-        if chosen != variant.used or self._last is not step:
-            step.take_over(steps[variant.used])
-            variant.used = chosen
-            self.switches.append(
-                Switch(self._steps, budget, step.plan.peak_bytes, False, time.perf_counter() - begin)
-            )  # fmt: skip
+        if chosen != variant.used or self._last is not variant.steps[chosen]:
+            self._switch(variant, chosen, budget, begin, in_step=False)
+        step = variant.steps[chosen]
+        if isinstance(step, MicroStep):
+            step.turn = partial(self._turned, variant)
         return step
 
-    def _note_fall(self) -> None:
-        if self._last is not None and self._last.fell is not None:
-            budget, needs, planning_s = self._last.fell
-            self.switches.append(Switch(self._steps, budget, needs, True, planning_s, max(0, needs - budget)))
+    def _turned(self, variant: _Variant, now: MicroStep) -> MicroStep:
+        """Between two micro-batches: another plan of the same micro-batches, where the budget has changed."""
+        begin = time.perf_counter()
+        assert variant.watch is not None
+        budget = variant.watch.meanwhile()
+        if budget is None:
+            return now
+        # From the largest plan to the smallest.
+        fit = [n for n, step in enumerate(variant.steps) if isinstance(step, MicroStep) and step.like(now)]
+        chosen = next((n for n in fit if variant.steps[n].plan.peak_bytes <= budget), fit[-1])
+        step = variant.steps[chosen]
+        assert isinstance(step, MicroStep)
+        if step is not now:
+            self._switch(variant, chosen, budget, begin, in_step=True)
+        return step
+
+    def _switch(self, variant: _Variant, chosen: int, budget: int, begin: float, *, in_step: bool) -> None:
+        step, before = variant.steps[chosen], variant.steps[variant.used]
+        step.take_over(before)
+        middle = time.perf_counter()
+        step.shrink()
+        variant.used = chosen
+        peak_bytes, end = step.plan.peak_bytes, time.perf_counter()
+        self.switches.append(
+            Switch(self._steps, budget, peak_bytes, in_step, middle - begin, max(0, peak_bytes - budget), end - middle)
+        )
+
+    def _note_falls(self) -> None:
+        for fall in [] if self._last is None else self._last.falls:
+            self.switches.append(fall.switch(self._steps))
+            if fall.failed is not None:
+                warnings.warn(
+                    f"the budget fell to {show_bytes(fall.budget_bytes)} in the middle of a step, and the rest of it "
+                    f"could not be planned anew ({fall.failed}): it went on with {show_bytes(fall.needs_bytes)}. The "
+                    "step is right; the next one follows the budget.",
+                    BudgetWarning, stacklevel=3,
+                )  # fmt: skip
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep | MicroStep], T]) -> T:
         """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
@@ -380,36 +431,32 @@ class Step:
         )
 
     def _new(self, batch: tuple[Any, ...]) -> _Variant:
-        count = self._options.micro_batches
-        if count == 1 and self._options.process_memory_bytes is None:
+        count, of_tensors = self._options.count(batch), self._options.process_memory_bytes is None
+        self._quickly = False
+        if self._options.follow is not None:
+            return self._following(batch, self._options.follow)
+        if count == 1 and of_tensors:
             try:
                 return self._whole(batch)
             except Infeasible as answer:
-                raise with_line(answer, f"micro-batches: {self._what_parts_take(batch, answer)}") from None
+                raise with_line(answer, f"micro-batches: {self._micro.would_do(batch, answer)}") from None
         if count == 1 or (count == "auto" and self._options.keeps_all):
             return self._whole(batch)
         samples, _ = sample_items(batch)
-        if count != "auto":
+        if isinstance(count, int):
             return self._in_parts(batch, min(count, samples))
-        return least_time(samples, lambda count, quickly: self._in_parts(batch, count, quickly=quickly))
 
-    def _what_parts_take(self, batch: tuple[Any, ...], answer: Infeasible) -> str:
-        """Would micro-batches keep a budget that the whole batch cannot? Told from the smallest, which keeps all."""
-        try:
-            samples, _ = sample_items(batch)
-            if samples < 2:
-                return "the batch has one sample"
-            reasons = MicroBatches(replace(self._micro.work, allow_inexact=True)).exact_or_why(batch)
-            graphs, _, _ = self._micro.graphs(batch, samples)
-            costs = measure_costs(graphs.ending, use_cache=self._options.use_cache)
-        except UserError as error:
-            return f"refused; {error.what}"
-        updates = keep_all(graphs.ending, early=not self._options.check_finite).updates
-        peak = problem(graphs.ending, costs, updates).keep_all.peak_bytes + kept_bytes(graphs.ending)
-        if peak >= answer.smallest_bytes:
-            return f"one for each sample, without recomputing, would take {show_bytes(peak)}"
-        inexact = " and allow_inexact=True" if reasons else ""
-        return f'{peak} bytes ({show_bytes(peak)}) would do with micro_batches="auto"{inexact}'
+        def attempt(number: int, quickly: bool) -> _Variant:
+            return self._in_parts(batch, number, quickly=quickly)
+
+        if of_tensors:
+            return within(samples, attempt, count, functools.partial(self._micro.why_refused, batch))
+        return within(samples, attempt, count)
+
+    def _keep_all_bytes(self, graph: Graph, updates: Updates | None) -> int:
+        updates = updates or keep_all(graph, early=not self._options.check_finite).updates
+        costs = measure_costs(graph, use_cache=self._options.use_cache)
+        return problem(graph, costs, updates).keep_all.peak_bytes
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> _Variant:
         self._quickly = quickly
@@ -420,8 +467,6 @@ class Step:
 
     def _whole(self, batch: tuple[Any, ...]) -> _Variant:
         part = self._capture(batch)
-        if self._options.follow is not None:
-            return self._following(part)
         plan, costs = self._plan(part.graph, part.exact)
         return _Variant([self._compiled(part.graph, plan, part.captured.externals, costs)], part.captured)
 
@@ -457,36 +502,92 @@ class Step:
         externals: Mapping[str, torch.Tensor],
         costs: Costs | None,
         watch: BudgetWatch | None = None,
+        known: dict[str, Known] | None = None,
     ) -> CompiledStep:
-        return CompiledStep(
-            graph, plan, self._model, self._optimizer, externals,
-            check_finite=self._options.check_finite, costs=costs, page_to=self._page_to, watch=watch,
+        """known: what the steps of one graph share, where there are several; by the graph's key."""
+        shared = None if known is None else known.get(graph.key)
+        made = CompiledStep(
+            graph, plan, self._model, self._optimizer, externals, check_finite=self._options.check_finite, costs=costs,
+            page_to=self._page_to, watch=watch, known=shared,
         )  # fmt: skip
+        if known is not None:
+            known[graph.key] = made.known
+        return made
 
-    def _following(self, part: Part) -> _Variant:
+    def _following(self, batch: tuple[Any, ...], follow: Callable[[], object] | Literal["auto"]) -> _Variant:
         """Plans over the range of budgets, made ahead."""
-        graph, exact, options = part.graph, part.exact, self._options
-        planner = "fast" if options.planner == "auto" else options.planner
-        costs = measure_costs(graph, use_cache=options.use_cache, page_to=self._page_to)
-        updates = keep_all(graph, early=not options.check_finite, exact=exact).updates
+        count = self._options.count(batch)
+        samples = 1 if count == 1 else sample_items(batch)[0]
+        smallest, largest = self._range(batch, count, samples)
+        watch = BudgetWatch(lambda: largest)
+        known: dict[str, Known] = {}
+        made = []
+        for budget in rungs(smallest, largest):
+            rung = _Rung(self, budget, watch, known)
+            if isinstance(count, int):
+                made.append(rung.attempt(batch, min(count, samples), quickly=False))
+            else:
+                made.append(within(samples, partial(rung.attempt, batch), count))
+        by_peak = {one.plan.peak_bytes: one for one in made}
+        ladder = Ladder([one.plan for one in made])
+        steps = [by_peak[plan.peak_bytes].step for plan in ladder.plans]
+        for step in steps:
+            step.get_ready()
+        watch.budget = automatic(ladder.plans[0].persistent_bytes) if follow == "auto" else given(follow)
+        return _Variant(steps, made[0].captured, ladder, watch)
 
-        def make(budget: int) -> Plan:
-            return make_plan(
-                graph, costs, Budget(budget), planner=planner, time_limit_s=options.plan_time_s, updates=updates,
-                exact=exact, use_cache=options.use_cache,
-            )  # fmt: skip
+    def _range(self, batch: tuple[Any, ...], count: Number, samples: int) -> tuple[int, int]:
+        """From the least that is kept in any number of micro-batches that may be used to keeping all in the fewest."""
+        tried = [min(count, samples)] if isinstance(count, int) else counts(samples)
+        found: list[tuple[int, int]] = []
+        for number in tried:
+            try:
+                found.append(self._range_in(batch, number))
+            except UserError:
+                if not found:
+                    raise
+                break  # micro-batches are refused; those that were found do without
+        return min(least for least, _ in found), found[0][1]
 
-        ladder = Ladder(plans_ahead(problem(graph, costs, updates), planner, make))
-        assert options.follow is not None
-        moving = automatic(ladder.plans[0].persistent_bytes) if options.follow == "auto" else given(options.follow)
-        watch = BudgetWatch(moving)
-        steps = [self._compiled(graph, plan, part.captured.externals, costs, watch) for plan in ladder.plans]
-        return _Variant(steps, part.captured, ladder, watch)
+    def _range_in(self, batch: tuple[Any, ...], count: int) -> tuple[int, int]:
+        if count == 1:
+            return self._range_of([(self._capture(batch).graph, None)], 0)
+        self._micro.exact_or_why(batch)
+        made, _, _ = self._micro.graphs(batch, count)
+        first = next(iter(made.accumulating.values()))
+        early: Updates = "early"
+        return self._range_of(
+            [(made.ending, None), *((graph, early) for graph in made.accumulating.values())], kept_bytes(first)
+        )
+
+    def _range_of(self, graphs: Sequence[tuple[Graph, Updates | None]], kept: int) -> tuple[int, int]:
+        options = self._options
+        least, most = [], []
+        for graph, updates in graphs:
+            costs = measure_costs(graph, use_cache=options.use_cache, page_to=self._page_to)
+            where = updates or keep_all(graph, early=not options.check_finite).updates
+            task = problem(graph, costs, where)
+            least.append(smallest_bytes(task, self._planner))
+            most.append(task.keep_all.peak_bytes)
+        return max(least) + kept, max(most) + kept
+
+    @property
+    def _planner(self) -> str:
+        """Where the budget moves there are many plans to be made."""
+        moves = self._options.follow is not None and self._options.planner == "auto"
+        return "fast" if moves else self._options.planner
 
     def _plan(
-        self, graph: Graph, exact: Exact, updates: Updates | None = None, beside_bytes: int = 0
+        self,
+        graph: Graph,
+        exact: Exact,
+        updates: Updates | None = None,
+        beside_bytes: int = 0,
+        *,
+        memory_bytes: int | None = None,
     ) -> tuple[Plan, Costs | None]:
-        """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget."""
+        """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget.
+        memory_bytes: the budget, where it is another than that of the options."""
         options = self._options
         if updates is None:
             plain = keep_all(graph, early=not options.check_finite, exact=exact)
@@ -494,7 +595,7 @@ class Step:
             plain = keep_all(graph, updates=updates, exact=exact)
         if options.keeps_all:
             return plain, None
-        memory_bytes, most_bytes = options.memory_bytes, None
+        memory_bytes, most_bytes = memory_bytes or options.memory_bytes, None
         if memory_bytes is not None:
             memory_bytes = max(1, memory_bytes - beside_bytes)
         if options.process_memory_bytes is not None:
@@ -510,7 +611,7 @@ class Step:
         try:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
-                planner=options.planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+                planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
                 use_cache=options.use_cache, solver_bytes=most_bytes,
             )  # fmt: skip
         except Infeasible as answer:
@@ -543,3 +644,34 @@ class Step:
         fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self._model.modules())
         fused |= any(group.get("fused") for group in self._optimizer.param_groups)
         return "rounding" if fused or memory_format == "channels_last" else "bitwise"
+
+
+@dataclass(frozen=True)
+class _Made:
+    step: CompiledStep | MicroStep
+    captured: Captured
+
+    @property
+    def plan(self) -> Plan:
+        return self.step.plan
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """Makes steps for one of the budgets over which plans are made ahead."""
+
+    of: Step
+    budget_bytes: int
+    watch: BudgetWatch
+    known: dict[str, Known]
+
+    def attempt(self, batch: tuple[Any, ...], count: int, quickly: bool) -> _Made:
+        self.of._quickly = quickly
+        plan = partial(self.of._plan, memory_bytes=self.budget_bytes)
+        compiled = partial(self.of._compiled, watch=self.watch, known=self.known)
+        if count > 1:
+            micro = self.of._micro
+            return _Made(*replace(micro, work=replace(micro.work, plan=plan, compiled=compiled)).step(batch, count))
+        part = self.of._capture(batch)
+        made, costs = plan(part.graph, part.exact)
+        return _Made(compiled(part.graph, made, part.captured.externals, costs), part.captured)

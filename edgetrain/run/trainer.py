@@ -124,9 +124,10 @@ class Progress:
     accuracy: float | None = None
     samples_per_s: float | None = None
     memory_bytes: int | None = None
-    budget_bytes: int | None = None  # where the budget moves: that of the last switch
-    plan_bytes: int | None = None
+    budget_bytes: int | None = None  # where the budget moves: as it was last asked for
+    plan_bytes: int | None = None  # what the plan in use takes
     switches: int = 0
+    switched_at: int | None = None  # the step of the last switch, from 1
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,7 @@ class _Loop:
     trained_s: float = 0.0
     room_bytes: int | None = None  # what evaluation may take
     switches: int = 0  # changes of plan that are in the metrics
+    switched_at: int | None = None  # the step of the last of them, from 1
 
     @property
     def config(self) -> TrainConfig:
@@ -348,8 +350,9 @@ class _Loop:
             self._log("train", loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory)
         self._report(
             "train", self.samples, self.total, loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory,
-            budget_bytes=switches[-1].budget_bytes if switches else None,
+            budget_bytes=getattr(step, "budget_bytes", None),
             plan_bytes=switches[-1].peak_bytes if switches else None, switches=len(switches),
+            switched_at=self.switched_at,
         )  # fmt: skip
 
     def _log_switches(self, step: Step) -> list[Switch]:
@@ -358,8 +361,9 @@ class _Loop:
         for switch in switches[self.switches :]:
             self._log(
                 "switch", budget_bytes=switch.budget_bytes, plan_bytes=switch.peak_bytes, in_step=switch.in_step,
-                planning_s=switch.planning_s, over_bytes=switch.over_bytes,
+                planning_s=switch.planning_s, giving_back_s=switch.giving_back_s, over_bytes=switch.over_bytes,
             )  # fmt: skip
+            self.switched_at = self.step + 1
         self.switches = len(switches)
         return switches
 

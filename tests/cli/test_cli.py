@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from rich.console import Console
 
 from edgetrain.cli import main
+from edgetrain.cli.train import fitting, room, shown
 from edgetrain.measure.record import RunFolder, new_record
+from edgetrain.run.trainer import Progress
 
 COMMANDS = ("train", "plan", "graph", "models", "report", "demo")
 OWN_MODEL = """
@@ -244,3 +246,19 @@ def test_ctrl_c_stops_cleanly_and_the_command_it_prints_resumes(tmp_path: Path) 
     )
     assert resumed.returncode == 0, resumed.stderr
     assert "Resumed from step" in resumed.stderr
+
+
+def test_the_progress_line_of_a_budget_that_moves_fits_80_columns() -> None:
+    """The budget, the plan in use and the last switch; the rest where there is room."""
+    seen = Progress(
+        "train", 12345, 9, 100, 5, 10, 0.1, loss=2.30123, samples_per_s=123.4, memory_bytes=512_000_000,
+        budget_bytes=300_400_000, plan_bytes=212_300_000, switches=8, switched_at=12340,
+    )  # fmt: skip
+    texts = shown(seen, "accuracy 91.25 %")
+    narrow = "loss 2.3012  plan 212/300 MB  switch 7 at 12340"
+    assert fitting(texts, room(80, "10/100")) == narrow
+    assert fitting(texts, room(76, "10/100")) == "loss 2.3012  plan 212/300 MB"
+    assert fitting(texts, 200).endswith("switch 7 at 12340  accuracy 91.25 %  123 samples/s")
+    assert shown(replace(seen, budget_bytes=1_500_000_000), "")[1] == "plan 212 MB/1.5 GB"
+    assert shown(replace(seen, budget_bytes=None), "")[1] == "512 MB"
+    assert fitting(texts, 1) == "loss 2.3012"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,9 @@ def deep(classes):
 def coloured(classes):
     body = [nn.Linear(48, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh()]
     return nn.Sequential(nn.Flatten(), *body, nn.Linear(32, classes))
+
+def coloured_and_noisy(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, classes))
 
 def noisy(classes):
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, classes))
@@ -96,3 +100,40 @@ def test_a_plan_in_micro_batches_for_a_device_is_drawn(run: Run) -> None:
     assert code == 0
     assert "3 micro-batches of 21 to 22" in out
     assert "modelled for" in out
+
+
+def smallest_told(err: str) -> int:
+    found = re.search(r"known to work is .*? \((\d+) bytes\)", err)
+    assert found is not None
+    return int(found[1])
+
+
+def test_sage_shrinks_the_micro_batch_by_itself(run: Run) -> None:
+    words = ("plan", "own.py:coloured", "--batch", 256, "--input-size", 4, "--planner", "sage", "--json")
+    whole = json.loads(run(*words, "--memory", "1GB")[1])
+    assert "micro_batches" not in whole
+    lasting = sum(whole["lasting_bytes"].values())
+    code, _, err = run(*words, "--memory", lasting, "--micro-batches", 1)
+    assert code == 1
+    smallest = smallest_told(err)
+    budget = lasting + round(0.8 * (smallest - lasting))
+    code, out, _ = run(*words, "--memory", budget, "--out", "fewer")
+    told = json.loads(out)["micro_batches"]
+    assert code == 0
+    assert len(told["sizes"]) >= 2
+    assert told["peak_bytes"] <= budget
+    assert f"{len(told['sizes'])} micro-batches of" in Path("fewer/plan.html").read_text()
+    assert run(*words, "--sweep", "0.9,1")[0] == 0  # of whole batches
+    code, _, err = run("plan", "own.py:coloured_and_noisy", *words[2:], "--memory", lasting)
+    assert code == 1
+    assert "would do with allow_inexact=True" in err
+
+
+def test_training_by_sage_says_how_many_micro_batches_it_takes(run: Run) -> None:
+    words = ("train", "own.py:deep", "--epochs", 1, "--batch", 500, "--planner", "sage")
+    code, _, err = run(*words, "--memory", 60_000, "--micro-batches", 1, "--out", "whole")
+    assert code == 1
+    smallest = smallest_told(err)
+    code, _, err = run(*words, "--memory", round(0.9 * smallest), "--out", "fewer")
+    assert code == 0
+    assert "2 micro-batches of 250 samples" in err

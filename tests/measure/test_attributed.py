@@ -23,10 +23,8 @@ from edgetrain.measure.attributed import (
 
 FOUND = Attributed(
     "energy", "J", "measured", "rapl package-0",
-    (
-        Group((0,), 0.5, 0.4, 0.6), Group((1, 2), 0.25, 0.0, None), Group((), 0.1, 0.1, 0.1, True),
-        Group((3,), None, None, None),
-    ),
+    (Group((0,), 0.5, 0.4, 0.6), Group((1, 2), 0.25, 0.0, None), Group((), 0.1, 0.1, 0.1, True),
+     Group((3,), None, None, None)),
     120, 0.03,
 )  # fmt: skip
 

@@ -27,8 +27,8 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import least_rest, rest, state
 from edgetrain.plan.sage import sage
 from edgetrain.plan.validate import validate
-from edgetrain.run.compile import Program, build
-from edgetrain.run.compiled import CompiledStep, _taken
+from edgetrain.run.compile import Program, build, taken
+from edgetrain.run.compiled import CompiledStep
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 6
 UPDATES: tuple[Updates, ...] = ("early", "guarded", "together")
@@ -74,11 +74,11 @@ class CutStep(CompiledStep):
             raise AssertionError("it did not stop")
         except Stop as stop:
             second = build(self.graph, self._following, start=self._at, resumable=True)
-            taken = _taken(stop, program, second.taken_up)
-        for name, tensor in taken.items():
+            rest = taken(stop, program, second.taken_up)
+        for name, tensor in rest.items():
             if name.startswith("t") and self.graph.tensors[int(name[1:])].storage in self._lost:
                 tensor.untyped_storage().fill_(0x7F)
-        return second.run(*given, None, None, taken)
+        return second.run(*given, None, None, rest)
 
 
 def trained(

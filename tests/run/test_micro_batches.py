@@ -293,7 +293,10 @@ def test_planners_by_modelled_costs_plan_micro_batches_too(planner: str) -> None
         limit = et.Budget(None if budget is None else budget - beside)
         return et.plan(graph, costs, limit, planner=chosen, time_limit_s=0.5, updates=updates, exact=exact), costs
 
-    parts = prepared(work, batch, 1).in_micro_batches(plan_one, allow_inexact=False)
+    def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
+        return et.plan(graph, et.model_costs(graph, "rpi4"), et.Budget(), updates=updates).peak_bytes
+
+    parts = prepared(work, batch, 1).in_micro_batches(plan_one, keep_all_bytes, allow_inexact=False)
     free = parts.planned(batch, 4).plan
     budget = free.persistent_bytes + round(0.75 * (free.peak_bytes - free.persistent_bytes))
     made = parts.planned(batch, 4)

@@ -6,7 +6,7 @@ import gc
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -371,11 +371,17 @@ class Failing:
 
     def build(self, graph: Graph, plan: Plan, **how: Any) -> Program:
         program = build(graph, plan, **how)
-        if how.get("start"):
-            table = program.run.__globals__
-            for name in [name for name in table if re.fullmatch(r"f\d+", name)]:
-                table[name] = self._around(table[name])
-        return program
+        table = how["words"].table  # which the whole step shares, where kernels do not fail
+
+        def run(*given: Any) -> Any:
+            kernels = {name: kernel for name, kernel in table.items() if re.fullmatch(r"f\d+", name)}
+            table.update({name: self._around(kernel) for name, kernel in kernels.items()})
+            try:
+                return program.run(*given)
+            finally:
+                table.update(kernels)
+
+        return replace(program, run=run) if how.get("start") else program
 
     def _around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -583,6 +589,6 @@ def test_a_fault_and_a_fall_in_one_step(kind: str, tmp_path: Path, monkeypatch: 
             torch.manual_seed(number)
             losses.append(one(given.batch(number)))
         assert torch.equal(*losses), (fault, fall_at)
-        both += step.fell is not None and step.page_fault is not None
+        both += bool(step.falls) and step.page_fault is not None
     assert differing(ours.snapshot(), plain.snapshot()) == []
     assert both > 3

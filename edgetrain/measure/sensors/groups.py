@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 
-def folders(root: Path, controller: str, pid: int | None = None) -> list[tuple[Path, int]]:
+def folders(root: Path, controller: str, pid: int | None = None) -> tuple[tuple[Path, int], ...]:
     """Each group with its version, innermost first. pid: of another process than this one."""
     try:
-        lines = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text().splitlines()
+        told = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text()
     except OSError:
-        return []
+        return ()
+    return _folders(root, controller, told)
+
+
+@functools.lru_cache(maxsize=16)  # a budget that moves asks many times a second
+def _folders(root: Path, controller: str, told: str) -> tuple[tuple[Path, int], ...]:
     found = []
-    for line in lines:
+    for line in told.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         version = 2 if number == "0" and not controllers else 1
         if version == 1 and controller not in controllers.split(","):
@@ -24,4 +30,4 @@ def folders(root: Path, controller: str, pid: int | None = None) -> list[tuple[P
             top = root / "sys/fs/cgroup/unified"
         parts = [part for part in path.split("/") if part not in ("", "..")]
         found += [(top.joinpath(*parts[:n]), version) for n in range(len(parts), -1, -1)]
-    return found
+    return tuple(found)

@@ -85,8 +85,5 @@ def _content(path: Path) -> bytes:
 
 def _pressure(root: Path) -> float | None:
     """From the line "some avg10=1.23 avg60=… avg300=… total=…", in percent there."""
-    try:
-        words = (root / "proc/pressure/memory").read_text().split()
-    except OSError:
-        return None
+    words = _content(root / "proc/pressure/memory").decode(errors="replace").split()
     return next((float(word[6:]) / 100 for word in words if word.startswith("avg10=")), None)
