@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 demo: $(VENV)/.demo
 	$(BIN)/edgetrain demo
 
-test: $(VENV)/.test
+test: $(VENV)/.test | $(VENV)/.browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -37,6 +37,12 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+# Reports are tested in a real browser.
+$(VENV)/.browser: | $(VENV)/bin/python
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
+		|| sh ./install-system-package chromium
+	@touch $@
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@command -v c++ >/dev/null || sh ./install-system-package g++

@@ -2,12 +2,14 @@
 
 `tests/graph/plain.py` (the same training in plain PyTorch), `tests/graph/nets.py` (small nets of every kind) and
 `tests/graph/paged.py` (plans that page, disks that fail) are read by the tests of several folders.
+`tests/report/profiles.py` makes the profile run that tests of reports share.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,13 +21,14 @@ import torch
 from hypothesis import settings
 
 from edgetrain.costs.measured import measure_costs
+from edgetrain.measure.record import RunFolder
 
 # In CI the same examples each time; a developer's run and `make soak` look for new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("EDGETRAIN_NO_SKIPS"):
     settings.load_profile("ci")
 
-sys.path.insert(0, str(Path(__file__).parent / "graph"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("graph", "report")]
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,6 +59,22 @@ def one_cache(kept: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are planned with costs that were measured in one round."""
     monkeypatch.setattr("edgetrain.run.step.measure_costs", functools.partial(measure_costs, rounds=1))
+
+
+@pytest.fixture(scope="session")
+def kept_profile(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A profile run: a real step, traced, with samples whose truth is known. `profile` is a copy that may change."""
+    from profiles import BATCH, prepared, profiled  # only where it is asked for: it takes seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("edgetrain.run.step.measure_costs", functools.partial(measure_costs, rounds=1))
+        return profiled(tmp_path_factory.mktemp("runs") / "run", prepared(), BATCH, steps=8, period_s=0.0005)
+
+
+@pytest.fixture
+def profile(kept_profile: RunFolder, tmp_path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(kept_profile.path, tmp_path / "profile")))
 
 
 @pytest.fixture(autouse=True, scope="session")

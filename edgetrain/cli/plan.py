@@ -30,6 +30,8 @@ from edgetrain.costs.table import Costs
 from edgetrain.devices.device import load as load_device
 from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.ir import Graph
+from edgetrain.measure.picture import Curve, Picture, Table
+from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes
 from edgetrain.plan.micro_batches import MicroPlan, number_of
@@ -37,8 +39,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
-from edgetrain.report.memory import Curve, Picture, Table, blocks, top_bytes, write_page
-from edgetrain.report.memory import save as save_picture
+from edgetrain.report.memory import blocks, top_bytes, write_page
 from edgetrain.run.step import captured_apart, prepare
 
 _MOST_POINTS = 50

@@ -11,6 +11,7 @@ from edgetrain.cli.plan_study import Study, costs_of, seconds
 from edgetrain.costs.table import Costs
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
+from edgetrain.measure.picture import Table
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan, Number, TooSmall, within
@@ -18,7 +19,6 @@ from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
-from edgetrain.report.memory import Table
 from edgetrain.run.micro_batches import LAST, Planned
 from edgetrain.run.step import Step
 

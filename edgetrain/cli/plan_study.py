@@ -23,6 +23,7 @@ from edgetrain.devices.device import Device
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.accumulate import accumulators
 from edgetrain.graph.ir import Graph, Op, Role
+from edgetrain.measure.picture import Curve, Frontier, Instant, Picture, Point, Table
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.lifetimes import timeline
 from edgetrain.plan.plan import Plan
@@ -31,7 +32,6 @@ from edgetrain.plan.planning import tightest
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process
 from edgetrain.plan.timing import play
-from edgetrain.report.memory import Curve, Frontier, Instant, Picture, Point, Table
 
 _LASTING: tuple[tuple[str, Role], ...] = (
     ("parameters", "parameter"), ("optimizer state", "state"), ("buffers", "buffer"), ("inputs", "input"),

@@ -1,9 +1,9 @@
-"""`edgetrain report`: run folders as one HTML page."""
+"""`edgetrain report`: run folders as one HTML page, a trace for Perfetto, CSV files, or JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,23 +11,51 @@ from edgetrain.cli.output import Json, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder
 from edgetrain.report.html import write_page
+from edgetrain.report.run import load_run
+from edgetrain.report.tables import as_json, write_csv
+from edgetrain.report.trace import write_trace
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, as written by other commands.")],
-    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; by default report.html in the first folder.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write summary, ops, times and samples as CSV here.")] = None,
     json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page about one or more runs. Nothing is run.
+    """Write one self-contained HTML page about one or more runs, side by side. Nothing is run.
 
-    Example: edgetrain report runs/first
+    With --trace or --csv these are written, and the page only where --out names it. --json prints what the page shows.
+
+    Example: edgetrain report runs/first runs/second -o report.html
     """
-    folders = [RunFolder(path) for path in runs]
-    for folder in folders:
-        if not folder.record_file.is_file():
-            raise UserError(f"{folder.path} is no run folder", expected="a folder with record.json in it")
-    page = write_page(folders, out or folders[0].path / "report.html")
+    folders = [_folder(path) for path in runs]
+    written: dict[str, Any] = {}
+    if out is not None or (trace is None and csv is None):
+        written["report"] = str(write_page(folders, out or folders[0].path / "report.html"))
+    if trace is not None or csv is not None or json:
+        loaded = [load_run(folder) for folder in folders]
+    if trace is not None:
+        if not any(run.is_profile for run in loaded):
+            raise UserError(
+                "There is no op timeline and there are no samples to make a trace of.",
+                next_step="Record a run with `edgetrain profile`.",
+            )
+        written["trace"] = str(write_trace(loaded, trace))
+    if csv is not None:
+        written["csv"] = [str(path) for path in write_csv(loaded, csv)]
     if json:
-        print_json({"report": str(page)})
-    else:
-        results.print(str(page), soft_wrap=True)
+        print_json(written | {"runs": [as_json(run) for run in loaded]})
+        return
+    for paths in written.values():
+        for path in [paths] if isinstance(paths, str) else paths:
+            results.print(path, soft_wrap=True, markup=False)
+
+
+def _folder(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    if not folder.record_file.is_file():
+        raise UserError(f"{path} is no run folder", expected="a folder with record.json in it")
+    return folder

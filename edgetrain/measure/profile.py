@@ -2,7 +2,7 @@
 
 In:  a prepared step and a batch.
 Out: `Profile`, and a run folder: record.json (the summary), timeline.json and .bin, samples.bin and .json,
-     attribution.json. `edgetrain report` draws it.
+     attribution.json, memory.json. `edgetrain report` draws it.
 
 How it is measured stands in `protocol.py`. Every value of the summary says whether it was measured, derived or
 modelled; what this machine does not tell is "unavailable", never 0.
@@ -28,6 +28,8 @@ from edgetrain.measure.attribute import Ops, Windows, attribute, counted, gauged
 from edgetrain.measure.attributed import Attributed, groups, op_names, save_attributed
 from edgetrain.measure.intervals import Interval, median_interval
 from edgetrain.measure.metrics import Energy, Span
+from edgetrain.measure.picture import save as save_picture
+from edgetrain.measure.picture import traced
 from edgetrain.measure.power_model import with_model
 from edgetrain.measure.processor import Processor, using
 from edgetrain.measure.protocol import WAYS, Measured, Progress, Protocol, measure
@@ -90,7 +92,9 @@ def profile(
     folder = RunFolder.create(out or default_path("profile"))
     how = replace(protocol or Protocol(), steps=steps)
     asked = Processor(threads, None if cores is None else tuple(cores), frequency_hz)
-    record = new_record(sys.argv, timeline="timeline.json", samples="samples.bin", attribution="attribution.json")
+    record = new_record(
+        sys.argv, timeline="timeline.json", samples="samples.bin", attribution="attribution.json", memory="memory.json"
+    )
     with folder.locked(), using(asked) as processor:
         record = replace(record, machine=replace(record.machine, torch_threads=torch.get_num_threads()))
         folder.save(record)
@@ -100,6 +104,7 @@ def profile(
             memory = step.trace_memory(*batch)
             attributed = tuple(_attributed(measured))
             save_attributed(attributed, folder.path)
+            save_picture(traced(memory, {op.name for op in measured.timeline.ops}), folder.path)
             summary = {**_summary(measured, memory, step, batch), **_processor(processor)}
             record = replace(record, status="finished", summary=summary)
         except BaseException as error:

@@ -34,7 +34,7 @@ import torch
 
 from edgetrain.errors import UserError
 
-SCHEMA = 2  # 1 had no intervals
+SCHEMA = 2  # 1 had no intervals and no notes
 Origin = Literal["measured", "derived", "modelled", "unavailable"]
 Status = Literal["running", "finished", "stopped", "failed"]
 Scalar = int | float | str | bool
@@ -134,6 +134,7 @@ class Record:
     commit:   of the checkout the package runs from; None outside a checkout. `dirty`: it had local changes.
     summary:  name → Value.
     files:    what it is → its path inside the run folder, with forward slashes.
+    notes:    what a reader of the summary must know, as sentences.
     """
 
     created: str
@@ -145,6 +146,7 @@ class Record:
     status: Status = "running"
     summary: Mapping[str, Value] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -398,6 +400,7 @@ def _record(data: Fields) -> Record:
         status=cast(Status, data.choice("status", get_args(Status))),
         summary=_summary(data.inside("summary")),
         files=_files(data.inside("files")),
+        notes=_texts(data, "notes") if "notes" in data.values else (),
     )
 
 

@@ -1,24 +1,28 @@
-"""Run folders as one HTML page: self-contained, no scripts, nothing fetched.
+"""Run folders as one HTML page: self-contained, nothing fetched, no script but the one that draws profile runs.
 
-In:  run folders (record.json, and metrics.jsonl or charts.json where a run wrote them). They may come from anywhere:
-     all text is escaped, all numbers are checked. Out: one file.
+In:  run folders (record.json, and what else a run wrote: metrics.jsonl, charts.json, memory.json, the timeline and
+     samples of a profile). They may come from anywhere: all text is escaped, all numbers are checked. Out: one file.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import UserError
-from edgetrain.measure.record import Record, RunFolder, Value, write_atomic
-from edgetrain.report import memory
+from edgetrain.measure.picture import Picture
+from edgetrain.measure.record import Record, RunFolder, write_atomic
+from edgetrain.report import memory, profile, summary
 from edgetrain.report.memory import Axis
+from edgetrain.report.numbers import number, quantity
+from edgetrain.report.run import Run, load_run
 from edgetrain.report.style import STYLE
+from edgetrain.report.summary import clip
 
 _COLOURS = ("#c0562b", "#1f6f8b", "#5b7f2b", "#7a4ea3")
 _DASHES = ("", "10 6", "2 5", "6 4")  # so that lines that lie on each other all show
@@ -56,64 +60,75 @@ class Bars:
 
 def write_page(folders: Sequence[RunFolder], out: Path) -> Path:
     """Write the page and give its path back."""
-    parts = [_section(folder) for folder in folders]
-    title = "edgetrain: " + ", ".join(folder.path.name for folder in folders)
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
-    write_atomic(out, page.encode())
+    runs = [load_run(folder) for folder in folders]
+    title = "edgetrain: " + ", ".join(run.name for run in runs)
+    body = summary.side_by_side([(run.name, run.record) for run in runs])
+    body += "".join(_section(run, number) for number, run in enumerate(runs))
+    write_atomic(out, _page(clip(title), body, [run for run in runs if run.is_profile], runs).encode())
     return out
 
 
-def _section(folder: RunFolder) -> str:
-    record = folder.load()
+def _page(title: str, body: str, profiles: Sequence[Run], runs: Sequence[Run]) -> str:
+    policy = profile.policy() if profiles else "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}"
+        f"{profile.script(runs) if profiles else ''}</body></html>\n"
+    )
+
+
+def _section(run: Run, number: int) -> str:
+    folder, record = run.folder, run.record
     charts: list[Chart | Bars] = [*_metric_charts(folder), *_saved_charts(folder)]
     return (
-        f"<h1>{escape(folder.path.name)}</h1><p>{escape(record.status)}, {escape(record.created)}</p>"
-        f"<p><code>{escape(' '.join(record.command))}</code></p>"
-        + (_summary(record) if record.summary else "")
-        + (memory.sections(memory.load(folder.path)) if (folder.path / memory.FILE).exists() else "")
+        f'<section class="run" id="run-{number}">'
+        f"<h1>{escape(clip(run.name))}</h1><p><span class='status {record.status}'>{record.status}</span> "
+        f"{escape(_when(record.created))} · <code>{escape(clip(' '.join(record.command), 2000))}</code></p>"
+        + _notes(run)
+        + (summary.cards(record) + profile.sections(run, number) if run.is_profile else summary.table(record))
+        + (_memory(run.picture, run.is_profile) if run.picture is not None else "")
         + "".join(_bars(chart) if isinstance(chart, Bars) else _chart(chart) for chart in charts)
+        + (summary.table(record) if run.is_profile else "")
         + _machine(record)
+        + "</section>"
     )
 
 
-def _summary(record: Record) -> str:
-    rows = "".join(
-        f'<tr><td>{escape(name)}</td><td class="number">{escape(_shown(value))}</td>'
-        f'<td class="soft">{escape(value.origin)}</td></tr>'
-        for name, value in record.summary.items()
-    )
-    head = '<tr><th></th><th class="number">value</th><th>where from</th></tr>'
-    return f"<h2>Results</h2><table>{head}{rows}</table>"
+def _memory(picture: Picture, is_profile: bool) -> str:
+    """A picture of its own has a heading; in a profile it is one part of many."""
+    return memory.drawings(picture) if is_profile else memory.sections(picture)
 
 
-def _shown(value: Value) -> str:
-    if value.value is None:
-        return "—"
-    if value.unit == "bytes" and isinstance(value.value, int | float):
-        return f"{value.value / 1e6:,.2f} MB"
-    if isinstance(value.value, float):
-        return f"{number(value.value, 4)} {value.unit}".strip()
-    return f"{value.value} {value.unit}".strip()
+def _notes(run: Run) -> str:
+    entries = "".join(f"<li>{escape(clip(note, 1000))}</li>" for note in run.notes[:50])
+    return f'<ul class="notes">{entries}</ul>' if entries else ""
 
 
-def number(value: float, digits: int = 3) -> str:
-    """At least so many digits, with commas, and never 1.6e+03 for 1,600."""
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) - 0.5 else f"{value:.{digits}g}"
+def _when(created: str) -> str:
+    """2026-01-31T23:59:59+00:00 as people write it; any other text as it is."""
+    try:
+        return f"{datetime.fromisoformat(created).astimezone(UTC):%d %b %Y, %H:%M} UTC"
+    except (ValueError, OverflowError):
+        return clip(created)
 
 
 def _machine(record: Record) -> str:
     machine, versions = record.machine, record.versions
-    memory = f"{machine.memory_bytes / 1e9:.1f} GB" if machine.memory_bytes else "unknown memory"
+    memory = quantity(machine.memory_bytes, "B") if machine.memory_bytes else "unknown memory"
     commit = f"commit {record.commit}" + (" with changes" if record.dirty else "") if record.commit else "no commit"
-    return (
-        f"<h2>Machine</h2><p>{escape(machine.cpu or 'unknown CPU')}, {machine.usable_cores} of {machine.cores} cores, "
-        f"{memory}; edgetrain {escape(versions.edgetrain)}, torch {escape(versions.torch)}, "
-        f"Python {escape(versions.python)}; {escape(commit)}</p>"
+    told = (
+        f"{clip(machine.cpu or 'unknown CPU')}, {_count(machine.usable_cores)} of {_count(machine.cores)} cores, "
+        f"{_count(machine.torch_threads)} threads, {memory}, {clip(machine.os)}; edgetrain {clip(versions.edgetrain)}, "
+        f"torch {clip(versions.torch)}, Python {clip(versions.python)}; {clip(commit)}"
     )
+    return f"<h2>Machine</h2><p>{escape(told)}</p>"
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else number(value)
 
 
 # ---- charts ---------------------------------------------------------------------------------------------------
@@ -124,11 +139,14 @@ def _metric_charts(folder: RunFolder) -> Iterator[Chart]:
     if not folder.metrics_file.is_file():
         return
     events = []
-    for number, text in enumerate(folder.metrics_file.read_text(encoding="utf-8").splitlines(), start=1):
+    lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()  # cut off while it was written
+    for place, text in enumerate(lines, start=1):
         try:
             events.append(dict(json.loads(text)))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"line {number} of {folder.metrics_file} is not a JSON object") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UserError(f"line {place} of {folder.metrics_file} is not a JSON object") from error
     losses = [_line("training", events, "train", "loss"), _line("test", events, "eval", "loss")]
     yield Chart("Loss", "", "step", "loss", tuple(line for line in losses if line.values))
     accuracy = _line("test", events, "eval", "accuracy")
@@ -171,7 +189,7 @@ def _named(entries: Sequence[dict[str, Any]]) -> tuple[tuple[str, float], ...]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and -1e300 <= value <= 1e300  # what a drawing can still compute with
 
 
 def _numbers(values: Sequence[Any]) -> tuple[float, ...]:
@@ -260,4 +278,5 @@ def _stroke(place: int, dashed: bool) -> str:
 
 def _headed(chart: Chart | Bars, drawing: str) -> str:
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-    return f"<h2>{escape(chart.title)} <span class='soft'>({escape(chart.y)})</span></h2>{note}{drawing}"
+    heading = f"<h2>{escape(chart.title)} <span class='soft'>({escape(chart.y)})</span></h2>"
+    return f'{heading}{note}<div class="scroll">{drawing}</div>'

@@ -1,207 +1,26 @@
 """The bytes that a step holds, and what less of them costs in time: drawn from plain data, as SVG, as text, as a page.
 
-In:  `Picture`: curves of bytes over the ops of a step, points of memory against time, tables of text. `edgetrain plan`
-     saves it in a run folder as memory.json; a file may come from anywhere, so each field is checked.
+In:  `Picture` (`measure/picture.py`): curves of bytes over the ops of a step, points of memory against time, tables.
 Out: `curves_svg`, `frontier_svg` and `write_page` (self-contained, no scripts, all text escaped); `blocks`, the same
      curve in block characters for a terminal. Nothing is run.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
 
-from edgetrain.errors import UserError
+from edgetrain.measure.picture import Curve, Frontier, Picture, Point, Table, load
 from edgetrain.measure.record import Record, RunFolder, write_atomic
 from edgetrain.plan.budget import show_bytes
 from edgetrain.report.style import STYLE
 
-SCHEMA = 1
-FILE = "memory.json"
-T = TypeVar("T")
-
 _WIDTH, _LEFT, _RIGHT = 960, 64, 16
 _OFF_CHART = 1.3  # a budget above this much of the highest peak is not drawn: the curves would be flat
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-
-
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """One op as it runs. `held_bytes`: the most that the step holds meanwhile. `again`: it ran before."""
-
-    op: str
-    module: str
-    phase: str
-    held_bytes: int
-    again: bool
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A step under one plan; `lasting_bytes` of what it holds are there before and after it."""
-
-    name: str
-    lasting_bytes: int
-    instants: tuple[Instant, ...]
-
-    @property
-    def peak(self) -> Instant:
-        return max(self.instants, key=lambda instant: instant.held_bytes)
-
-    @property
-    def spans(self) -> tuple[tuple[str, int, int], ...]:
-        """Name, begin, end: the forward pass, what follows it, and the updates at the end where they come together."""
-        phases = [instant.phase for instant in self.instants]
-        middle = next((at for at, phase in enumerate(phases) if phase != "forward"), len(phases))
-        end = len(phases)
-        while end > middle and phases[end - 1] == "update":
-            end -= 1
-        inside = "update" in phases[middle:end]
-        if inside:  # they come one by one: those at the end are no part of their own
-            end = len(phases)
-        spans = (
-            ("forward", 0, middle),
-            ("backward and updates" if inside else "backward", middle, end),
-            ("updates", end, len(phases)),
-        )
-        return tuple(span for span in spans if span[1] < span[2])
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one budget costs. part: of what keep-all holds at its peak beside the lasting tensors. extra: time above
-    keep-all's, as a part of it; None: no plan was found. gap: how much less time a plan could take, as a part."""
-
-    memory_bytes: int
-    part: float
-    extra: float | None = None
-    recomputed: int | None = None
-    planner: str | None = None
-    gap: float | None = None
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Points from most memory to least. None is possible below `bound_bytes`; none was found below `smallest_bytes`."""
-
-    points: tuple[Point, ...]
-    smallest_bytes: int | None = None
-    bound_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows. A row's first cell that begins with a space belongs to the row above it."""
-
-    title: str
-    note: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Picture:
-    title: str
-    note: str
-    budget_bytes: int | None
-    curves: tuple[Curve, ...]
-    frontier: Frontier | None
-    tables: tuple[Table, ...]
-    frontier_table: Table | None = None
-
-
-# ---- to a file and back ---------------------------------------------------------------------------------------
-
-
-def save(picture: Picture, folder: Path) -> None:
-    """Write memory.json into the folder."""
-    data = {"edgetrain memory": SCHEMA, **asdict(picture)}
-    for curve in data["curves"]:
-        curve["instants"] = [list(instant.values()) for instant in curve["instants"]]
-    write_atomic(folder / FILE, json.dumps(data, allow_nan=False).encode())
-
-
-def load(folder: Path) -> Picture:
-    """Read memory.json back; one that is not ours is a UserError."""
-    file = folder / FILE
-    try:
-        return _picture(json.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read", received=str(error)) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{file} holds no picture of memory of edgetrain", received=f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _picture(data: dict[str, Any]) -> Picture:
-    if data["edgetrain memory"] != SCHEMA:
-        raise ValueError(f"schema {data['edgetrain memory']!r}, expected {SCHEMA}")
-    return Picture(
-        title=_text(data["title"]),
-        note=_text(data["note"]),
-        budget_bytes=_maybe(data["budget_bytes"], _whole),
-        curves=tuple(map(_curve, data["curves"])),
-        frontier=_maybe(data["frontier"], _frontier),
-        tables=tuple(map(_table, data["tables"])),
-        frontier_table=_maybe(data["frontier_table"], _table),
-    )
-
-
-def _curve(data: Any) -> Curve:
-    rows = [_instant(*row) for row in data["instants"]]
-    if not rows:
-        raise ValueError("a curve has no ops")
-    return Curve(_text(data["name"]), _whole(data["lasting_bytes"]), tuple(rows))
-
-
-def _instant(op: Any, module: Any, phase: Any, held_bytes: Any, again: Any) -> Instant:
-    if type(again) is not bool:
-        raise ValueError(f"{again!r} is neither true nor false")
-    return Instant(_text(op), _text(module), _text(phase), _whole(held_bytes), again)
-
-
-def _frontier(data: Any) -> Frontier:
-    points = tuple(
-        Point(
-            _whole(row["memory_bytes"]), _number(row["part"]), _maybe(row["extra"], _number),
-            _maybe(row["recomputed"], _whole), _maybe(row["planner"], _text), _maybe(row["gap"], _number),
-        )
-        for row in data["points"]
-    )  # fmt: skip
-    return Frontier(points, _maybe(data["smallest_bytes"], _whole), _maybe(data["bound_bytes"], _whole))
-
-
-def _table(data: Any) -> Table:
-    rows = tuple(tuple(map(_text, row)) for row in data["rows"])
-    return Table(_text(data["title"]), _text(data["note"]), tuple(map(_text, data["header"])), rows)
-
-
-def _maybe(value: Any, kind: Callable[[Any], T]) -> T | None:
-    return None if value is None else kind(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.60} is no text")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.60} is no number of bytes or ops")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.60} is no number")
-    return float(value)
 
 
 # ---- the page -------------------------------------------------------------------------------------------------
@@ -222,12 +41,17 @@ def write_page(folder: RunFolder, out: Path) -> Path:
 
 def sections(picture: Picture) -> str:
     """The picture as HTML: heading, drawings, tables."""
-    parts = [f"<h1>{escape(picture.title)}</h1><p>{escape(picture.note)}</p>"]
+    return f"<h1>{escape(picture.title)}</h1><p>{escape(picture.note)}</p>{drawings(picture)}"
+
+
+def drawings(picture: Picture) -> str:
+    """The same without a heading, as a part of another page."""
+    parts = []
     if picture.curves:
         parts.append(
             "<h2>Memory over a step</h2><p>The bytes held while each op runs. Point at an op for its name.</p>"
         )
-        parts.append(curves_svg(picture.curves, picture.budget_bytes))
+        parts.append(f'<div class="scroll">{curves_svg(picture.curves, picture.budget_bytes)}</div>')
     if picture.frontier is not None and picture.frontier_table is not None:
         parts.append(_html_table(picture.frontier_table, frontier_svg(picture.frontier)))
     parts += [_html_table(table) for table in picture.tables]
@@ -244,7 +68,9 @@ def _html_table(table: Table, drawing: str = "") -> str:
     title = f"<h2>{escape(table.title)}</h2>" if table.title else ""
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
     first = f"<tr>{head}</tr>" if any(table.header) else ""
-    return f"{title}{note}{drawing}<table>{first}{''.join(map(row, table.rows))}</table>"
+    drawing = f'<div class="scroll">{drawing}</div>' if drawing else ""
+    rows = "".join(map(row, table.rows))
+    return f'{title}{note}{drawing}<div class="scroll"><table>{first}{rows}</table></div>'
 
 
 def _made_by(record: Record) -> str:

@@ -21,10 +21,12 @@ _SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "B": (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1)),
     "B/s": (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1)),
     "Hz": (("GHz", 1e9), ("MHz", 1e6), ("kHz", 1e3), ("Hz", 1)),
+    "1/s": (("T/s", 1e12), ("G/s", 1e9), ("M/s", 1e6), ("/s", 1)),
     "FLOP": (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3), ("FLOP", 1)),
     "FLOP/s": (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("kFLOP/s", 1e3), ("FLOP/s", 1)),
 }
 _SAME = {"bytes": "B", "1": ""}
+_COUNTS: tuple[tuple[str, float], ...] = (("T", 1e12), ("G", 1e9))  # of what has no unit and is too long to read
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -50,7 +52,7 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
 def scale(value: float, unit: str) -> tuple[str, float]:
     """The name and the size of the unit that suits a number."""
     unit = _SAME.get(unit, unit)
-    sizes = _SCALES.get(unit, ((unit, 1.0),))
+    sizes = _SCALES.get(unit, ((unit, 1.0),) if unit else (*_COUNTS, ("", 1.0)))
     zero = next((entry for entry in sizes if entry[1] == 1), sizes[-1])
     return next((entry for entry in sizes if abs(value) >= 0.9995 * entry[1]), zero if value == 0 else sizes[-1])
 
@@ -63,8 +65,9 @@ def shown(value: Value) -> str:
         return "yes" if value.value else "no"
     if isinstance(value.value, str):
         return f"{value.value} {value.unit}".strip()
-    if isinstance(value.value, int) and _SAME.get(value.unit, value.unit) not in _SCALES and value.value < _LARGE:
-        return f"{value.value:,} {_SAME.get(value.unit, value.unit)}".strip()
+    unit = _SAME.get(value.unit, value.unit)
+    if isinstance(value.value, int) and unit not in _SCALES and abs(value.value) < (_LARGE if unit else _COUNTS[-1][1]):
+        return f"{value.value:,} {unit}".strip()
     return quantity(value.value, value.unit, 4)
 
 

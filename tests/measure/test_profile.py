@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import edgetrain as et
 from edgetrain.errors import UserError
 from edgetrain.measure.attributed import load_attributed
+from edgetrain.measure.picture import load as load_picture
 from edgetrain.measure.profile import Profile, found_sources, profile
 from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder
@@ -25,6 +26,7 @@ from edgetrain.measure.samples import read_samples
 from edgetrain.measure.sensors import process_time
 from edgetrain.measure.sensors.source import Source
 from edgetrain.measure.timeline import load_timeline
+from edgetrain.report.embedded import held_bytes
 from edgetrain.run.step import Step
 
 STEPS = 20
@@ -78,6 +80,9 @@ def test_the_folder_holds_all_of_it(metered: Profile) -> None:
     assert read_samples(metered.folder).source("meter").values.shape[0] > 10
     assert load_attributed(metered.folder, len(timeline.ops)) == metered.attributed
     assert {one.quantity for one in metered.attributed} == {"energy", "cpu time"}
+    held = held_bytes(timeline, load_picture(metered.folder))
+    assert held is not None
+    assert max(filter(None, held)) == metered.summary["peak_bytes"].value
 
 
 def test_the_parts_add_up(metered: Profile) -> None:

@@ -165,6 +165,15 @@ def test_an_op_that_ends_before_it_begins(tmp_path: Path) -> None:
         load_timeline(tmp_path)
 
 
+@pytest.mark.parametrize("time_ns", [-1, 2**62])
+def test_times_that_no_clock_shows(tmp_path: Path, time_ns: int) -> None:
+    found = traced(prepared(), folder=tmp_path)
+    rows = np.full((2, 2 + 2 * len(found.ops)), time_ns, dtype="<i8")
+    (tmp_path / WHEN_FILE).write_bytes(rows.tobytes())
+    with pytest.raises(UserError, match="no clock"):
+        load_timeline(tmp_path)
+
+
 def test_the_step_of_a_shape_is_timed_too() -> None:
     step = prepared()
     compiled = step.of_shape(*BATCH)

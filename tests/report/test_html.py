@@ -11,7 +11,8 @@ import pytest
 
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, Value, new_record
-from edgetrain.report.html import number, write_page
+from edgetrain.report.html import write_page
+from edgetrain.report.numbers import number
 
 EVIL = "<script>alert(1)</script>"
 
@@ -38,7 +39,7 @@ def test_text_is_escaped_and_nothing_is_fetched(tmp_path: Path) -> None:
 def test_a_missing_value_is_not_zero(tmp_path: Path) -> None:
     page = write_page([folder(tmp_path / "run")], tmp_path / "page.html").read_text()
     assert "unavailable" in page
-    assert '<td>energy</td><td class="number">—</td>' in page
+    assert '<td>energy</td><td class="number soft">—</td>' in page
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,9 @@ def test_metrics_become_a_chart(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     lines = [{"event": "train", "step": n, "loss": 1 / n} for n in range(1, 9)]
     run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "Loss" in write_page([run], tmp_path / "page.html").read_text()
+    whole = run.metrics_file.read_text()
+    run.metrics_file.write_text(whole[:-9])  # the last line was cut off
     assert "Loss" in write_page([run], tmp_path / "page.html").read_text()
     run.metrics_file.write_text("not json\n")
     with pytest.raises(UserError, match="line 1"):
@@ -99,7 +103,7 @@ def test_bars_that_are_not_ours_are_refused_and_text_in_them_is_escaped(tmp_path
     chart = {"title": EVIL, "note": EVIL, "y": EVIL, "bars": [{"name": EVIL, "value": 1}]}
     (run.path / "charts.json").write_text(json.dumps([chart | {"marks": [{"name": EVIL, "value": 1}]}]))
     assert EVIL not in write_page([run], tmp_path / "page.html").read_text()
-    for value in ("1", None, float("nan"), float("inf")):
+    for value in ("1", None, float("nan"), float("inf"), 10**400, 1.7e308):
         (run.path / "charts.json").write_text(json.dumps([chart | {"bars": [{"name": "a", "value": value}]}]))
         with pytest.raises(UserError, match="charts"):
             write_page([run], tmp_path / "page.html")

@@ -11,22 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from edgetrain.errors import UserError
+from edgetrain.measure.picture import Curve, Frontier, Instant, Picture, Point, Table, load, save
 from edgetrain.measure.record import RunFolder, new_record
-from edgetrain.report.memory import (
-    Curve,
-    Frontier,
-    Instant,
-    Picture,
-    Point,
-    Table,
-    blocks,
-    curves_svg,
-    frontier_svg,
-    load,
-    save,
-    top_bytes,
-    write_page,
-)
+from edgetrain.report.memory import blocks, curves_svg, frontier_svg, top_bytes, write_page
 
 EVIL = "<script>alert('1')</script>"
 MB = 1_000_000
@@ -73,6 +60,8 @@ def test_a_picture_is_read_back_equal(tmp_path: Path) -> None:
         ("curves", [{"name": "a", "lasting_bytes": 1, "instants": [["op", "", "forward", 1e9, False]]}]),
         ("curves", [{"name": "a", "lasting_bytes": 1, "instants": [["op", "", "forward"]]}]),
         ("frontier", {"points": [{"memory_bytes": 1, "part": float("nan")}]}),
+        ("frontier", {"points": [{"memory_bytes": 1, "part": 10**400}]}),
+        ("curves", [{"name": "a", "lasting_bytes": 10**400, "instants": [["op", "", "forward", 1, False]]}]),
         ("tables", [{"title": "a"}]),
         ("tables", 3),
     ],
