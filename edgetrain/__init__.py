@@ -3,7 +3,8 @@ training really costs.
 
 The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
 `capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.
-`prepare` does all of it. `model_costs` takes the place of `measure_costs` for a device that is not here.
+`prepare` does all of it. `model_costs` takes the place of `measure_costs` for a device that is not here. For firmware:
+`lower_for_firmware` → Graph → `plan` → Plan → `export` → a C project.
 """
 
 from edgetrain.costs.measured import measure_costs
@@ -11,6 +12,8 @@ from edgetrain.costs.model import model_costs
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
+from edgetrain.firmware.export import Project, export
+from edgetrain.firmware.lower import lower_for_firmware
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import verify
@@ -36,13 +39,16 @@ __all__ = [
     "InternalError",
     "MemoryTrace",
     "Plan",
+    "Project",
     "Step",
     "UserError",
     "__version__",
     "capture",
     "capture_inference",
     "compile",
+    "export",
     "keep_all",
+    "lower_for_firmware",
     "measure_costs",
     "model_costs",
     "plan",

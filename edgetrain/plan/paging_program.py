@@ -83,7 +83,7 @@ class PagingFormulation(Formulation):
         for s, points in self.points.items():
             # Once something is updated it must be possible to make it again when it does not come back.
             last = points[-1]
-            updates = p.updates == "early" or (p.updates == "together" and last >= self.first_update)
+            updates = p.updates in ("early", "final") or (p.updates == "together" and last >= self.first_update)
             safe = not updates or until[s] >= p.position[self.ops[last]]
             if s in self.uses and s in p.pageable and safe and p.size[s] >= least:
                 found.append(s)
