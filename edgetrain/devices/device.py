@@ -52,7 +52,7 @@ import difflib
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -173,7 +173,7 @@ class Firmware:
     target:    the name by which `et.export` knows the device, beside its own.
     compiler, flags: of the C compiler; the flags name the core and its floating point.
     emulator:  the command that runs a program, which is added to it; nothing where this machine runs it as it is.
-    emulated_flash_address: where the emulator has its flash, if not where the device has it.
+    emulated:  region of flash or RAM → its address in the emulator, for those that lie elsewhere there.
     stack_bytes: what is kept for the stack; 0 where an operating system sees to it.
     """
 
@@ -183,7 +183,7 @@ class Firmware:
     compiler: str
     flags: tuple[str, ...] = ()
     emulator: tuple[str, ...] = ()
-    emulated_flash_address: int | None = None
+    emulated: Mapping[str, int] = field(default_factory=dict)
     stack_bytes: int = 0
 
 
@@ -233,10 +233,10 @@ class Device:
 
 
 def _named(prefix: str, part: Processor | Memory | Storage | Library) -> Iterator[tuple[str, Quantity]]:
-    for field in fields(part):
-        value = getattr(part, field.name)
+    for entry in fields(part):
+        value = getattr(part, entry.name)
         if isinstance(value, Quantity):
-            yield f"{prefix}.{field.name}", value
+            yield f"{prefix}.{entry.name}", value
 
 
 # ---- from a name to a device
@@ -451,10 +451,11 @@ def _library(table: _Table) -> Library:
 
 
 def _firmware(table: _Table) -> Firmware:
-    address = "emulated_flash_address"
+    places = table.table("emulated") if "emulated" in table.data else None
     return Firmware(
         table.text("target"), table.word("kind", get_args(FirmwareKind)), table.text("source"), table.text("compiler"),
-        table.texts("flags"), table.texts("emulator"), table.whole(address, 0) if address in table.data else None,
+        table.texts("flags"), table.texts("emulator"),
+        {} if places is None else {name: places.whole(name, 0) for name in places.data},
         table.whole("stack_bytes", 0),
     )  # fmt: skip
 

@@ -216,7 +216,7 @@ class _Emitter:
             yield f" * {name}:  offset     bytes   ops          tensor"
             yield from self._map(part)
         yield " */"
-        yield f"static float arena[{max(height // WORD_BYTES, 1)}];"
+        yield f'__attribute__((section(".bss.arena"))) static float arena[{max(height // WORD_BYTES, 1)}];'
         yield ""
 
     def _map(self, part: Part) -> Iterator[str]:

@@ -9,7 +9,7 @@ Out: `Target`; and `place`: which region holds the arena, and which the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgetrain.devices import device as devices
@@ -61,6 +61,15 @@ class Placed:
     arena: Memory
     rest: Memory
 
+    @property
+    def apart(self) -> bool:
+        return self.arena != self.rest
+
+
+def emulated(target: Target, memory: Memory) -> Memory:
+    """The memory where the emulator has it."""
+    return replace(memory, address=target.firmware.emulated.get(memory.name, memory.address))
+
 
 def load_target(name_or_path: str | Path | Target) -> Target:
     if isinstance(name_or_path, Target):
@@ -91,8 +100,8 @@ def place(target: Target, *, arena_bytes: int, rest_bytes: int) -> Placed | None
     need = rest_bytes + target.firmware.stack_bytes + OWN_BYTES
     for rest in target.ram:
         for arena in target.ram:
-            both = need + arena_bytes
-            if both <= rest.n_bytes if arena is rest else need <= rest.n_bytes and arena_bytes <= arena.n_bytes:
+            taken = need + arena_bytes if arena == rest else need
+            if taken <= rest.n_bytes and arena_bytes <= arena.n_bytes:
                 return Placed(arena, rest)
     return None
 
