@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 demo: $(VENV)/.demo
 	$(BIN)/edgetrain demo
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.firmware
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -37,6 +37,12 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+# What firmware is built and emulated with: Cortex-M, and clang beside gcc.
+$(VENV)/.firmware: | $(VENV)/.torch
+	@command -v arm-none-eabi-gcc >/dev/null && command -v qemu-system-arm >/dev/null && command -v clang >/dev/null \
+		|| sh ./install-system-package gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm clang
+	@touch $@
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@command -v c++ >/dev/null || sh ./install-system-package g++

@@ -16,6 +16,8 @@ import typer
 from edgetrain import __version__
 from edgetrain.cli.demo import demo
 from edgetrain.cli.devices import devices
+from edgetrain.cli.emulate import emulate
+from edgetrain.cli.export import export
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.output import notes, stopped
@@ -45,7 +47,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for command in (train, plan, graph, models, devices, report, demo):
+for command in (train, plan, export, emulate, graph, models, devices, report, demo):
     app.command()(_interruptible(command))
 
 

@@ -105,7 +105,9 @@ clean:
 def _linker_script(target: Target, placed: Placed, flash: Memory) -> str:
     """The arena may lie in a memory of its own."""
     apart = placed.apart
-    arena = f"\n    ARENA (rw) : ORIGIN = {placed.arena.address:#010x}, LENGTH = {placed.arena.n_bytes}" if apart else ""
+    arena = (
+        f"\n    ARENA (rw) : ORIGIN = {placed.arena.address:#010x}, LENGTH = {placed.arena.n_bytes}" if apart else ""
+    )
     return f"""/* {target.device.name}: {flash.name}; {placed.rest.name}{f"; {placed.arena.name}" if apart else ""}. */
 ENTRY(reset)
 

@@ -370,8 +370,8 @@ class _Emitter:
             "extern uint32_t model_seed;", "",
             "/* Gives everything that a step changes its first value. To be called first. */",
             "void model_init(void);",
-            "/* One step on the batch: forward, backward, update. MODEL_BAD_LABEL: a label is no class, and nothing has",
-            " * changed. */",
+            "/* One step on the batch: forward, backward, update.",
+            " * MODEL_BAD_LABEL: a label is no class, and nothing has changed. */",
             "int train_step(float *loss_value);",
         ]  # fmt: skip
         if self.predict is not None:

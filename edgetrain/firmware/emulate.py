@@ -66,7 +66,6 @@ class Run:
     instructions_by: Mapping[str, int] = field(default_factory=dict)
     time_s: float = field(default=0.0, compare=False)
 
-
     @property
     def instructions(self) -> int | None:
         """All of them; two runs over the same batches have the same number. None where nothing counts them."""
@@ -109,10 +108,11 @@ def _write_batches(file: Path, project: dict[str, Any], batches: Sequence[Sequen
 
 def _batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
     inputs = project["inputs"]
-    if len(batch) < len(inputs):
+    if len(batch) <= max(described["position"] for described in inputs):
         raise UserError(f"batch {number} has {len(batch)} tensors", expected=str(len(inputs)))
     found = b""
-    for value, described in zip(batch, inputs, strict=False):
+    for described in inputs:
+        value = batch[described["position"]]
         if list(value.shape) != described["shape"]:
             raise UserError(
                 f"batch {number} does not fit the firmware", expected=f"{described['name']}: {described['shape']}",

@@ -29,14 +29,14 @@ from edgetrain.errors import Infeasible, UserError
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Lasting, Part, emit, lasting_tensors
+from edgetrain.firmware.fit import infeasible, own_bytes
 from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import WORD_BYTES, is_lowered, lower_for_firmware
-from edgetrain.firmware.target import OWN_BYTES, Placed, Target, load_target, place
+from edgetrain.firmware.target import Placed, Target, load_target, place
 from edgetrain.graph import optimizers
 from edgetrain.graph.capture import capture_inference
 from edgetrain.graph.ir import Graph, Source
 from edgetrain.ops import update
-from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.validate import validate
@@ -252,19 +252,7 @@ def _require_room(target: Target, project: Project, graph: Graph) -> Placed | No
     placed = place(target, arena_bytes=project.arena_bytes, rest_bytes=project.lasting_bytes)
     if placed is not None:
         return placed
-    own = target.firmware.stack_bytes + OWN_BYTES
-    smallest = project.ram_bytes + own
-    sizes = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)
-    roles = graph.bytes_by_role()
-    raise Infeasible(
-        f"this step takes {smallest} bytes of RAM, and {target.device.name} has {sizes}\n"
-        f"  what stands in the way: {project.arena_bytes} bytes of arena; {project.lasting_bytes} bytes that last "
-        f"({show_bytes(roles['state'])} of them optimizer state, {show_bytes(roles['input'])} the batch); "
-        f"{own} bytes of stack and variables\n"
-        "  next step: a smaller batch, a plan with a smaller budget (it recomputes), SGD without momentum, or fewer "
-        "layers that are trained",
-        smallest_bytes=smallest, bound_bytes=project.lasting_bytes + own,
-    )  # fmt: skip
+    raise infeasible(graph, target, project.ram_bytes + own_bytes(target), None)
 
 
 # ---- files
@@ -276,7 +264,9 @@ def _described(project: Project, target: Target, step: Part, lasting: list[Lasti
 
     def tensor(item: Lasting) -> dict[str, Any]:
         found = graph.tensors[item.tensor]
-        return {"name": item.name, "shape": list(found.shape), "dtype": found.dtype, "role": item.role}
+        described = {"name": item.name, "shape": list(found.shape), "dtype": found.dtype, "role": item.role}
+        source = graph.sources[item.tensor]
+        return described | ({"position": int(source.path)} if source.sort == "input" else {})
 
     parameter_of = {g: graph.tensors[p].name for p, g in graph.gradients.items()}
     made = [t for op in step.plan.order for t in graph.ops[op].creates]

@@ -163,18 +163,20 @@ class _Lowering:
             if rule is None:
                 raise self.refuse(f"there is no kernel for {op.kind}")
             rule(self, op)
+        # First: a result may have to be laid out, by an op of its own.
         gradients = {self.dense(p): self._gradient(p, g) for p, g in self.graph.gradients.items()}
+        outputs = tuple(self.dense(t) for t in self.graph.outputs)
         graph = Graph(
             storages=tuple(self.storages),
             tensors=tuple(self.tensors),
             ops=tuple(self.ops),
             sources=self.sources,
-            outputs=tuple(self.dense(t) for t in self.graph.outputs),
+            outputs=outputs,
             gradients=gradients,
             unused=self.graph.unused,
             about={**self.graph.about, ABOUT: "float32"},
         )
-        return compact(replace(graph, ops=_live(graph)))
+        return compact(replace(graph, ops=live_ops(graph)))
 
     def _gradient(self, parameter: int, gradient: int) -> int:
         updates = (op for op in self.ops if op.phase == "update" and op.reads[0] == self.dense(parameter))
@@ -332,7 +334,7 @@ def _same_in_memory(shape: Sequence[int]) -> bool:
     return shape[1] == 1 or shape[2] * shape[3] == 1
 
 
-def _live(graph: Graph) -> tuple[Op, ...]:
+def live_ops(graph: Graph) -> tuple[Op, ...]:
     """The ops that make what is asked for or change what lasts."""
     needed = {graph.tensors[t].storage for t in (*graph.outputs, *graph.gradients.values())}
     kept = []

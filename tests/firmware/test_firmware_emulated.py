@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,9 +73,9 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def folder(board: Made, tmp_path: Path) -> Iterator[Path]:
+def folder(board: Made, tmp_path: Path) -> Path:
     """A copy of the project to be spoilt."""
-    yield shutil.copytree(board.project.folder, tmp_path / "copy")
+    return shutil.copytree(board.project.folder, tmp_path / "copy")
 
 
 def test_numbers_in_the_emulator_are_as_exact_as_pytorch_and_counts_do_not_change(board: Made) -> None:
