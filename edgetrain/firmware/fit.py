@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from edgetrain.costs.model import model_costs
 from edgetrain.errors import Infeasible
+from edgetrain.firmware.arena import arena_of
 from edgetrain.firmware.lower import WORD_BYTES, live_ops
 from edgetrain.firmware.target import OWN_BYTES, Target
 from edgetrain.graph.fuse import compact
@@ -26,6 +27,8 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import plan as plan_under
 from edgetrain.plan.planning import smallest_by
 from edgetrain.plan.problem import problem
+
+_TRIES = 4  # plans that are tried until the layout of one fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +44,28 @@ def plan_for(graph: Graph, target: Target, *, memory_bytes: int | None = None, t
 
     memory_bytes: RAM that the step may take, where that is less than the target has.
     """
-    kept = keep_all(graph, updates="final")
+    made = keep_all(graph, updates="final")
     most = arena_room(graph, target, memory_bytes)
-    if most is None or kept.peak_bytes - kept.persistent_bytes <= most:
-        return kept
-    budget = Budget(memory_bytes=kept.persistent_bytes + max(most, WORD_BYTES))
-    try:
-        return plan_under(
-            graph, model_costs(graph, target.device), budget, updates="final", page=False, time_limit_s=time_limit_s
-        )
-    except Infeasible as answer:
-        smallest = answer.smallest_bytes - frozen_bytes(graph) + own_bytes(target)
-        raise infeasible(graph, target, smallest, memory_bytes, recomputes=True) from answer
+    if most is None:
+        return made
+    left = most
+    for _ in range(_TRIES):
+        if made.peak_bytes - made.persistent_bytes <= left:
+            gap = arena_of(graph, made).height_bytes - most
+            if gap <= 0:
+                return made
+            left -= gap  # the layout has gaps: what lies in it must be so much less
+        try:
+            made = _within(graph, target, made.persistent_bytes + max(left, WORD_BYTES), time_limit_s)
+        except Infeasible as answer:
+            smallest = answer.smallest_bytes - frozen_bytes(graph) + own_bytes(target)
+            raise infeasible(graph, target, smallest, memory_bytes, recomputes=True) from answer
+    return made
+
+
+def _within(graph: Graph, target: Target, memory_bytes: int, time_limit_s: float) -> Plan:
+    costs, budget = model_costs(graph, target.device), Budget(memory_bytes=memory_bytes)
+    return plan_under(graph, costs, budget, updates="final", page=False, time_limit_s=time_limit_s)
 
 
 def arena_room(graph: Graph, target: Target, memory_bytes: int | None = None) -> int | None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from edgetrain.cli import main
 from edgetrain.measure.record import RunFolder, new_record
 
-COMMANDS = ("train", "plan", "graph", "models", "report", "demo")
+COMMANDS = ("train", "plan", "export", "emulate", "graph", "models", "report", "demo")
 OWN_MODEL = """
 import torch
 from torch import nn

@@ -101,6 +101,24 @@ def test_clang_finds_nothing_to_complain_about_and_gives_the_same_bits(mlp: Made
     assert all(torch.equal(value, clang.tensors[name]) for name, value in gcc.tensors.items())
 
 
+class Named(nn.Module):
+    """Parameters whose names mean something else in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switch, self.exp = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(6))
+        self.settings, self.arena = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.relu(F.linear(x, self.switch, self.exp)), self.settings, self.arena)
+
+
+def test_names_that_c_has_for_other_things_are_no_trouble(tmp_path: Path) -> None:
+    made = make(Net(Named, (8,), 3), tmp_path / "fw")
+    run = run_firmware(tmp_path / "fw", made.batches(1))
+    assert {"switch", "exp", "settings", "arena"} <= set(run.tensors)
+
+
 # ---- what is refused
 
 

@@ -2,6 +2,16 @@
 #ifndef SUMS_H
 #define SUMS_H
 
+static inline int at_least(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+static inline int at_most(int a, int b)
+{
+    return a < b ? a : b;
+}
+
 /* Four partial sums: less rounding than one, and four multiply-adds that need not wait for each other. */
 static inline float dot(const float *a, const float *b, int n)
 {
@@ -40,6 +50,33 @@ static inline float dot_strided(const float *a, int step_a, const float *b, int 
     return (s0 + s1) + (s2 + s3);
 }
 
+/* Adds to sums[0..3] the products of a with four rows of b, which lie `step_b` apart: a is read once for all of them.
+ * Runs of 8 are summed by themselves, against rounding. */
+static inline void dot_four(float *restrict sums, const float *a, const float *b, int step_b, int n)
+{
+    float t0 = sums[0], t1 = sums[1], t2 = sums[2], t3 = sums[3];
+    const float *b1 = b + step_b, *b2 = b1 + step_b, *b3 = b2 + step_b;
+    for (int first = 0; first < n; first += 8) {
+        const int end = at_most(first + 8, n);
+        float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+        for (int i = first; i < end; i++) {
+            const float value = a[i];
+            s0 += value * b[i];
+            s1 += value * b1[i];
+            s2 += value * b2[i];
+            s3 += value * b3[i];
+        }
+        t0 += s0;
+        t1 += s1;
+        t2 += s2;
+        t3 += s3;
+    }
+    sums[0] = t0;
+    sums[1] = t1;
+    sums[2] = t2;
+    sums[3] = t3;
+}
+
 /* A sum that carries along what rounding loses (Kahan), for statistics over many numbers. */
 typedef struct {
     float total, lost;
@@ -51,16 +88,6 @@ static inline void exact_add(exact_sum *sum, float value)
     const float total = sum->total + corrected;
     sum->lost = (total - sum->total) - corrected;
     sum->total = total;
-}
-
-static inline int at_least(int a, int b)
-{
-    return a > b ? a : b;
-}
-
-static inline int at_most(int a, int b)
-{
-    return a < b ? a : b;
 }
 
 #endif
