@@ -38,10 +38,12 @@ $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 
-# What firmware is built and emulated with: Cortex-M, and clang beside gcc.
+# What firmware is built and emulated with: Cortex-M, the Raspberry Pis, and clang beside gcc.
+FIRMWARE_TOOLS := arm-none-eabi-gcc qemu-system-arm aarch64-linux-gnu-gcc arm-linux-gnueabihf-gcc qemu-aarch64 clang
 $(VENV)/.firmware: | $(VENV)/.torch
-	@command -v arm-none-eabi-gcc >/dev/null && command -v qemu-system-arm >/dev/null && command -v clang >/dev/null \
-		|| sh ./install-system-package gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm clang
+	@for tool in $(FIRMWARE_TOOLS); do command -v $$tool >/dev/null || missing=1; done; test -z "$$missing" \
+		|| sh ./install-system-package gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm gcc-aarch64-linux-gnu \
+			libc6-dev-arm64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross qemu-user clang
 	@touch $@
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python

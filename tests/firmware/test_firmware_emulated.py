@@ -67,6 +67,24 @@ def test_a_board_gives_the_same_bits_as_this_machine(
     assert run.instructions > 10_000
 
 
+@pytest.mark.parametrize(
+    ("target", "compiler"),
+    [("linux-aarch64", "aarch64-linux-gnu-gcc"), ("linux-armv6", "arm-linux-gnueabihf-gcc")],
+)
+def test_a_linux_board_gives_the_same_bits_as_this_machine(
+    target: str, compiler: str, here: Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]], tmp_path: Path
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    _, expected, batches = here(NETS["mlp"])
+    make(NETS["mlp"], tmp_path / "fw", optimizer=adam, target=target)
+    run = run_firmware(tmp_path / "fw", batches, variant="debug")
+    assert run.losses == expected.losses
+    assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
+    for step in range(STEPS):
+        assert all(torch.equal(value, expected.gradients[step][name]) for name, value in run.gradients[step].items())
+
+
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(NETS["mlp"], tmp_path_factory.mktemp("board") / "fw", optimizer=plain_sgd, target="nrf52840")
