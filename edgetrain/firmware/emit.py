@@ -231,7 +231,7 @@ class _Emitter:
     def _shapes(self) -> Iterator[str]:
         for text, name in self.scene.shapes.items():
             struct, _, fields = text.partition(" ")
-            yield f"static const {struct} {name} = {fields};"
+            yield from _wrapped(f"static const {struct} {name} = {fields};")
         yield ""
 
     def _predict(self, part: Part) -> list[str]:
@@ -298,7 +298,8 @@ class _Emitter:
             run = _again(op) if again else op
             kernel = kernel_of(run)
             self.files.add(kernel.file)
-            yield from (f"    {call}" for call in kernel.call(self.scene, run))
+            for call in kernel.call(self.scene, run):
+                yield from _wrapped(f"    {call}")
             if action.into is not None:
                 names.now.pop(action.into)
             yield from self._shown(graph, op, training)
@@ -400,6 +401,20 @@ def _again(op: Op) -> Op:
     found = replay(op)
     assert found is not None  # the validator has seen that it can run again
     return found
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line of C in lines of at most 120 characters, broken between arguments; the others stand further in."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    lines = [""]
+    for part in line.split(", "):
+        joined = f"{lines[-1]}, {part}" if lines[-1] else part
+        if len(joined) < 119 or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines[-1] += ","
+            lines.append(indent + part)
+    return lines
 
 
 def _section(lines: list[str]) -> list[str]:

@@ -49,6 +49,7 @@ def test_the_step_reads_as_if_written_by_hand(mlp: Made) -> None:
     assert "dense_forward(dense_1, input_0, m_0_weight, m_0_bias, BATCH, 12, 9);" in text
     assert "float *const relu_1 = dense_1; /* over dense_1 */" in text
     assert "malloc" not in text
+    assert max(map(len, text.splitlines())) <= 120
     calls = [line for line in text.splitlines() if "_forward(" in line or "_backward" in line or "_update(" in line]
     ops = [op for op in mlp.graph.ops if not op.view]
     predicted = sum(op.phase == "forward" for op in ops) - 1  # without the loss

@@ -13,7 +13,8 @@ enum { HANDLER_STACK_BYTES = 512 };
 
 /* From link.ld. */
 extern uint32_t __stack_start[], __stack_end[], __data_start[], __data_end[], __data_load[], __bss_start[], __bss_end[];
-extern uint32_t __flash_start[], __flash_bytes[], __ram_start[], __ram_bytes[], __arena_ram_start[], __arena_ram_bytes[];
+extern uint32_t __flash_start[], __flash_bytes[], __ram_start[], __ram_bytes[];
+extern uint32_t __arena_ram_start[], __arena_ram_bytes[];
 
 int main(void);
 _Noreturn void reset(void);

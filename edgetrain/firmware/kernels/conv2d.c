@@ -172,7 +172,8 @@ void conv2d_backward_input(float *restrict dx, const float *dy, const float *w, 
                         const float *weight = w + (r * s->S + t) * C;
                         for (int g = 0; g < s->groups; g++) {
                             for (int c = 0; c < C; c++) {
-                                dx[g * C + c] += dot_strided(gradient + g * K, 1, weight + g * K * filter + c, filter, K);
+                                const float *of_group = weight + g * K * filter + c;
+                                dx[g * C + c] += dot_strided(gradient + g * K, 1, of_group, filter, K);
                             }
                         }
                     }
