@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 demo: $(VENV)/.demo
 	$(BIN)/edgetrain demo
 
-test: $(VENV)/.test | $(VENV)/.browser
+test: $(VENV)/.test | $(VENV)/.browser $(VENV)/.firmware
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -42,6 +42,14 @@ $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 $(VENV)/.browser: | $(VENV)/bin/python
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
 		|| sh ./install-system-package chromium
+	@touch $@
+
+# What firmware is built and emulated with: Cortex-M, the Raspberry Pis, and clang beside gcc.
+FIRMWARE_TOOLS := arm-none-eabi-gcc qemu-system-arm aarch64-linux-gnu-gcc arm-linux-gnueabihf-gcc qemu-aarch64 clang
+$(VENV)/.firmware: | $(VENV)/.torch
+	@for tool in $(FIRMWARE_TOOLS); do command -v $$tool >/dev/null || missing=1; done; test -z "$$missing" \
+		|| sh ./install-system-package gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm gcc-aarch64-linux-gnu \
+			libc6-dev-arm64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross qemu-user clang
 	@touch $@
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python

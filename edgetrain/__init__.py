@@ -5,6 +5,7 @@ The public names, one by one. Each arrow of the pipeline is one function and one
 `capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.
 `prepare` does all of it. `model_costs` takes the place of `measure_costs` for a device that is not here.
 `profile` measures a step, op by op.
+For firmware: `lower_for_firmware` → Graph → `plan` → Plan → `export` → a C project.
 """
 
 from edgetrain.costs.measured import measure_costs
@@ -12,6 +13,8 @@ from edgetrain.costs.model import model_costs
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
+from edgetrain.firmware.export import Project, export
+from edgetrain.firmware.lower import lower_for_firmware
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import verify
@@ -39,13 +42,16 @@ __all__ = [
     "MemoryTrace",
     "Plan",
     "Profile",
+    "Project",
     "Step",
     "UserError",
     "__version__",
     "capture",
     "capture_inference",
     "compile",
+    "export",
     "keep_all",
+    "lower_for_firmware",
     "measure_costs",
     "model_costs",
     "plan",

@@ -262,7 +262,7 @@ def _about(step: Step) -> dict[str, Any]:
     workspace = step.plan.workspace_bytes
     whole = keep_all(step.graph, updates=step.plan.updates, workspace=workspace)
     curves = {
-        name: [m.during_bytes / 1e6 for m in timeline(step.graph, plan.schedule, copies=False, workspace=workspace)]
+        name: [m.during_bytes / 1e6 for m in timeline(step.graph, plan.schedule, updates="early", workspace=workspace)]
         for name, plan in (("keeping all", whole), ("planned", step.plan))
     }
     return {

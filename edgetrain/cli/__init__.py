@@ -19,6 +19,8 @@ from edgetrain.cli.compare import compare
 from edgetrain.cli.demo import demo
 from edgetrain.cli.devices import devices
 from edgetrain.cli.doctor import doctor
+from edgetrain.cli.emulate import emulate
+from edgetrain.cli.export import export
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.output import notes, stopped
@@ -49,7 +51,9 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for command in (train, plan, profile, graph, models, devices, doctor, calibrate, report, compare, demo):
+for command in (
+    train, plan, profile, export, emulate, graph, models, devices, doctor, calibrate, report, compare, demo,
+):  # fmt: skip
     app.command()(_interruptible(command))
 
 

@@ -46,6 +46,7 @@ _UPDATES = {
     "early": "early: each parameter as soon as its gradient is there",
     "guarded": "guarded: early, with copies to take a failed step back",
     "together": "together: all at the end of the step",
+    "final": "final: early, and a step is never taken back",
 }
 
 
@@ -170,8 +171,7 @@ class Study:
     def curve(self, made: Plan, name: str) -> Curve:
         seen: set[int] = set()
         instants = []
-        copies = made.updates == "guarded"
-        for moment in timeline(self.graph, made.schedule, copies=copies, workspace=made.workspace_bytes):
+        for moment in timeline(self.graph, made.schedule, updates=made.updates, workspace=made.workspace_bytes):
             op = self.graph.ops[moment.op]
             if not op.view:
                 instants.append(Instant(op.name, op.module, op.phase, moment.during_bytes, moment.op in seen))

@@ -35,6 +35,11 @@ _EACH: Mapping[str, int] = {
     "gelu": 20, "gelu_backward": 30, "silu": 14, "silu_backward": 18,
     "sigmoid_backward": 3, "tanh_backward": 3, "bernoulli": 10, "sgd.update": 6, "adam.update": 14, "adamw.update": 14,
     "accumulate.update": 2,
+    # Of firmware, where a sum over many numbers carries along what rounding loses.
+    "norm.backward_frozen": 10, "group_norm.forward": 12, "group_norm.backward": 16, "bias.backward": 4,
+    "softmax_cross_entropy.forward": 30, "softmax_cross_entropy.backward": 20, "mse.forward": 6, "mse.backward": 2,
+    "sigmoid.forward": 20, "tanh.forward": 20, "sigmoid.backward": 3, "tanh.backward": 3, "dropout.mask": 10,
+    "global_avg_pool.forward": 4,
 }  # fmt: skip
 # Ops that put data elsewhere and compute nothing.
 _MOVES = {
@@ -42,6 +47,7 @@ _MOVES = {
     "gather", "constant_pad_nd", "index_select", "repeat", "flip", "roll", "zeros", "zeros_like", "ones", "ones_like",
     "full", "full_like", "fill", "fill_", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "zero_",
     "index_put", "index_put_", "scatter", "unfold_backward", "upsample_nearest2d", "upsample_nearest2d_backward",
+    "permute.to_nchw", "permute.to_nhwc", "concat.forward", "concat.backward",
 }  # fmt: skip
 _NOTHING = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 _POOLS = {
@@ -76,6 +82,8 @@ def work(graph: Graph, op: Op) -> Work:
     read, written = _read_bytes(graph, op), _written_bytes(graph, op)
     if name in ("convolution", "convolution_backward"):
         return _convolution(graph, op, backward=name != "convolution", read=read, written=written)
+    if name.startswith("conv2d."):
+        return _firmware_convolution(graph, op, name, read, written)
     if name in _PRODUCTS:
         return Work("dense", _PRODUCTS[name](graph, op), read, written)
     if name in _MOVES:
@@ -135,6 +143,18 @@ def _convolution(graph: Graph, op: Op, *, backward: bool, read: int, written: in
     return Work(kind, flops, read, written, columns)
 
 
+def _firmware_convolution(graph: Graph, op: Op, name: str, read: int, written: int) -> Work:
+    """edgetrain.conv2d.*, as firmware/lower.py makes them: the groups are the last argument."""
+    made = graph.tensors[op.creates[0]]
+    first, second = (graph.tensors[t] for t in op.reads[:2])
+    weight = made if name == "conv2d.backward_weight" else second
+    y = made if name == "conv2d.forward" else first
+    groups = op.args[-1]
+    assert isinstance(groups, int)
+    kind: Kind = "depthwise" if groups > 1 and weight.shape[1] == 1 else "conv"
+    return Work(kind, 2 * y.n_elements * math.prod(weight.shape[1:]), read, written)
+
+
 def _tensor(graph: Graph, op: Op, position: int) -> Tensor:
     ref = op.args[position]
     assert isinstance(ref, Ref)
@@ -174,6 +194,9 @@ _PRODUCTS: Mapping[str, Callable[[Graph, Op], int]] = {
     "addmm": lambda graph, op: _product(graph, op, 1, 2),
     "baddbmm": lambda graph, op: _product(graph, op, 1, 2),
     "addmv": lambda graph, op: _product(graph, op, 1, 2),
+    "dense.forward": lambda graph, op: 2 * _tensor(graph, op, 0).n_elements * _tensor(graph, op, 1).shape[0],
+    "dense.backward_weight": lambda graph, op: 2 * _tensor(graph, op, 0).n_elements * _tensor(graph, op, 1).shape[1],
+    "dense.backward_input": lambda graph, op: 2 * _tensor(graph, op, 0).n_elements * _tensor(graph, op, 1).shape[1],
     _FLASH: _attention,
     f"{_FLASH}_backward": _attention_backward,
 }

@@ -40,6 +40,7 @@ without a source is a `UserError` that names the file and the place in it.
     idle_w = { … }                                                                                     (optional)
 
     [library]                                       what runs the training there: see `Library`
+    [firmware]                                      how C is built for it and emulated: see `Firmware`  (optional)
     [[published]]                                   numbers in print that contradict those above       (optional)
     of = "cpu.dense_flop_s"
     value, source
@@ -51,7 +52,7 @@ import difflib
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -60,6 +61,7 @@ from edgetrain.errors import UserError
 FOLDER = Path(__file__).parent
 DeviceKind = Literal["phone", "board", "microcontroller"]
 ProcessorKind = Literal["cpu", "gpu", "integer"]
+FirmwareKind = Literal["cortex-m", "linux"]
 T = TypeVar("T")
 
 
@@ -165,6 +167,27 @@ class Library:
 
 
 @dataclass(frozen=True)
+class Firmware:
+    """How a C program is built for the device, and which emulator runs it.
+
+    target:    the name by which `et.export` knows the device, beside its own.
+    compiler, flags: of the C compiler; the flags name the core and its floating point.
+    emulator:  the command that runs a program, which is added to it; nothing where this machine runs it as it is.
+    emulated:  region of flash or RAM → its address in the emulator, for those that lie elsewhere there.
+    stack_bytes: what is kept for the stack; 0 where an operating system sees to it.
+    """
+
+    target: str
+    kind: FirmwareKind
+    source: str
+    compiler: str
+    flags: tuple[str, ...] = ()
+    emulator: tuple[str, ...] = ()
+    emulated: Mapping[str, int] = field(default_factory=dict)
+    stack_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Published:
     """A number in print that contradicts the one used; `of` names that one, as `Device.quantities` does."""
 
@@ -189,6 +212,7 @@ class Device:
     idle_w: Quantity | None = None
     notes: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
+    firmware: Firmware | None = None
 
     @property
     def processor(self) -> Processor:
@@ -209,10 +233,10 @@ class Device:
 
 
 def _named(prefix: str, part: Processor | Memory | Storage | Library) -> Iterator[tuple[str, Quantity]]:
-    for field in fields(part):
-        value = getattr(part, field.name)
+    for entry in fields(part):
+        value = getattr(part, entry.name)
         if isinstance(value, Quantity):
-            yield f"{prefix}.{field.name}", value
+            yield f"{prefix}.{entry.name}", value
 
 
 # ---- from a name to a device
@@ -361,6 +385,7 @@ def _device(table: _Table, key: str) -> Device:
         idle_w=None if power is None else power.quantity_if_there("idle_w", positive=False),
         notes=table.texts("notes"),
         published=tuple(_ended(item, _published) for item in table.tables("published")),
+        firmware=_ended(table.table("firmware"), _firmware) if "firmware" in table.data else None,
     )
     if power is not None:
         power.end()
@@ -423,6 +448,16 @@ def _library(table: _Table) -> Library:
         missing = next(key for key, value in held.items() if value is None)
         raise table.wrong(missing, "all of base_bytes, lasting, held and columns, or none")
     return Library(table.text("name"), table.quantity("overhead_s", positive=False), table.truth("overlaps"), **held)
+
+
+def _firmware(table: _Table) -> Firmware:
+    places = table.table("emulated") if "emulated" in table.data else None
+    return Firmware(
+        table.text("target"), table.word("kind", get_args(FirmwareKind)), table.text("source"), table.text("compiler"),
+        table.texts("flags"), table.texts("emulator"),
+        {} if places is None else {name: places.whole(name, 0) for name in places.data},
+        table.whole("stack_bytes", 0),
+    )  # fmt: skip
 
 
 def _published(table: _Table) -> Published:

@@ -21,7 +21,21 @@ OWN: dict[str, Callable[..., Any]] = {
     "edgetrain.norm.backward": norm.backward,
 }
 # Kernels of ours that may overwrite this argument, given to them as `out`, with their first result.
-_OWN_OVER = {"edgetrain.norm.apply": 0, "edgetrain.norm.backward": 0}
+_OWN_OVER = {
+    "edgetrain.norm.apply": 0,
+    "edgetrain.norm.backward": 0,
+    # The kernels of firmware (firmware/kernels): the result over the first argument, element by element.
+    **dict.fromkeys(
+        (
+            "edgetrain.relu.forward", "edgetrain.relu.backward", "edgetrain.clamp.forward", "edgetrain.clamp.backward",
+            "edgetrain.sigmoid.forward", "edgetrain.sigmoid.backward", "edgetrain.tanh.forward",
+            "edgetrain.tanh.backward", "edgetrain.add.forward", "edgetrain.dropout.apply",
+            "edgetrain.norm.backward_frozen", "edgetrain.group_norm.backward",
+            "edgetrain.softmax_cross_entropy.backward",
+        ),
+        0,
+    ),
+}  # fmt: skip
 
 aten = torch.ops.aten
 

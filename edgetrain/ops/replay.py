@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from edgetrain.graph.ir import Op
-from edgetrain.ops.call import OWN, resolve
+from edgetrain.ops.call import resolve
 
 # Kernels that update the running statistics named by these arguments while they train; without them they compute the
 # same results and leave the statistics alone.
@@ -42,8 +42,8 @@ def replay(op: Op) -> Op | None:
 
 
 def _takes_generator(op: Op) -> bool:
-    if op.kind in OWN:
-        return False
+    if op.kind.startswith("edgetrain."):
+        return False  # our own draw from no generator of torch's
     return any(argument.name == "generator" for argument in resolve(op.kind)._schema.arguments)  # type: ignore[attr-defined]
 
 

@@ -124,7 +124,7 @@ def prepare(problem: Problem) -> Prepared:
         order, reads, makes, next_use, overwrites,
         [max(workspace["first"].get(op, 0), saved[at]) for at, op in enumerate(order)],
         [max(workspace["again"].get(op, 0), saved[at]) for at, op in enumerate(order)],
-        over, [lifetimes.undo_bytes(graph, op, copies=p.updates == "guarded") for op in order],
+        over, [lifetimes.undo_bytes(graph, op, p.updates) for op in order],
         np.array([p.costs.ops[op].time_s for op in order]), [p.costs.ops[op].again_s for op in order],
         np.array([m.during_bytes for m in p.moments(order)], dtype=np.int64),
         lifetimes.persistent_bytes(graph), kept, p.size, made_at, until, own_s, readers,

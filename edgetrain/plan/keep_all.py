@@ -5,7 +5,8 @@ The order is that of `order.py`, with one choice: where the updates stand.
 - early: each update as soon as its gradient is final and nobody needs the old value any more; the gradient goes at
   once. Only for an executor under which nothing can fail from the first update on;
 - guarded: the same order, with a copy of what the update changes kept until the step has succeeded;
-- together: all updates at the end; gradients live until then, copies are not needed.
+- together: all updates at the end; gradients live until then, copies are not needed;
+- final: as early, for a program that never takes a step back and keeps no copies (firmware).
 
 An executor that cannot promise what "early" needs gets "guarded", unless the copies raise the peak by more than
 `TOLERATED`. For convolutional nets the peak is at the start of the backward pass, when hardly a copy exists yet; for
@@ -71,7 +72,7 @@ def plan_of(
 ) -> Plan:
     """The plan that runs the ops in this order."""
     actions = schedule(graph, order)
-    moments = timeline(graph, actions, copies=updates == "guarded", workspace=workspace)
+    moments = timeline(graph, actions, updates=updates, workspace=workspace)
     return Plan(
         planner=planner,
         graph_key=graph.key,
@@ -87,7 +88,7 @@ def plan_of(
 
 def plan_with(graph: Graph, plan: Plan, actions: tuple[Action, ...]) -> Plan:
     """The plan with another schedule; what it predicts of time and energy is not known then."""
-    moments = timeline(graph, actions, copies=plan.updates == "guarded", workspace=plan.workspace_bytes)
+    moments = timeline(graph, actions, updates=plan.updates, workspace=plan.workspace_bytes)
     return replace(
         plan, schedule=actions, peak_bytes=max(m.most_bytes for m in moments), undo_bytes=moments[-1].undo_bytes,
         time_s=None, energy_j=None, bound=None,

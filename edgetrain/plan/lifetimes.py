@@ -23,7 +23,7 @@ from typing import TypeVar
 from edgetrain.costs.table import Way
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.ops.call import overwritable
-from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, Workspace
+from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, Updates, Workspace
 
 T = TypeVar("T", bound=Item)
 
@@ -172,9 +172,10 @@ def way_of(action: Compute, done: Set[int]) -> Way:
     return "over" if action.into is not None else "again" if action.op in done else "first"
 
 
-def undo_bytes(graph: Graph, op: int, *, copies: bool) -> int:
+def undo_bytes(graph: Graph, op: int, updates: Updates) -> int:
     """What must be copied before the op runs for the first time, so that a step that fails can be taken back."""
-    if not graph.ops[op].writes or (graph.ops[op].phase == "update" and not copies):
+    quiet = updates == "final" or (graph.ops[op].phase == "update" and updates != "guarded")
+    if quiet or not graph.ops[op].writes:
         return 0
     return sum(graph.storages[s].n_bytes for s in graph.ops[op].writes if graph.storages[s].role in PERSISTENT)
 
@@ -183,10 +184,11 @@ def persistent_bytes(graph: Graph) -> int:
     return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT)
 
 
-def timeline(graph: Graph, actions: Sequence[Action], *, copies: bool, workspace: Workspace) -> list[Moment]:
+def timeline(graph: Graph, actions: Sequence[Action], *, updates: Updates, workspace: Workspace) -> list[Moment]:
     """The bytes held at each op. An op that runs over storage `into` hands that memory on to its result.
 
-    copies: updates copy what they change. workspace: the bytes that the kernel of an op takes above its results.
+    updates:   where the updates stand, which says what is copied.
+    workspace: the bytes that the kernel of an op takes above its results.
     """
     size = [s.n_bytes for s in graph.storages]
     new = graph.new_storages
@@ -207,7 +209,7 @@ def timeline(graph: Graph, actions: Sequence[Action], *, copies: bool, workspace
         before = held + undo
         way = way_of(action, done)
         if action.op not in done:
-            undo += undo_bytes(graph, action.op, copies=copies)
+            undo += undo_bytes(graph, action.op, updates)
             done.add(action.op)
         # Over `into`, the first result takes its place; others, if there are any, are new.
         for s in new[action.op][1 if action.into is not None else 0 :]:

@@ -146,7 +146,7 @@ class _Neighbours:
         found = []
         for number in range(len(self.graph.ops)):
             made = [self.graph.storages[s].n_bytes for s in lifetimes.new_storages(self.graph, number)]
-            new = sum(made) + lifetimes.undo_bytes(self.graph, number, copies=self.updates == "guarded")
+            new = sum(made) + lifetimes.undo_bytes(self.graph, number, self.updates)
             targets = lifetimes.overwrites(self.graph, number)
             first = new + self.workspace.get("first", {}).get(number, 0)
             over = new - made[0] + self.workspace.get("over", {}).get(number, 0) if targets else first

@@ -94,7 +94,7 @@ class PagingFormulation(Formulation):
     def _safe(self, s: int, point: int) -> bool:
         """Once something is updated it must be possible to make it again when it does not come back."""
         p = self.problem
-        updates = p.updates == "early" or (p.updates == "together" and point >= self.first_update)
+        updates = p.updates in ("early", "final") or (p.updates == "together" and point >= self.first_update)
         return not updates or self._until[s] >= p.position[self.ops[point]]
 
     def _page(self, s: int) -> None:

@@ -17,14 +17,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from edgetrain import saved
 from edgetrain.costs.table import WAYS, Origin, Way
 
 SCHEMA = 2
 Exact = Literal["bitwise", "rounding", "no"]
-Updates = Literal["early", "guarded", "together"]
+Updates = Literal["early", "guarded", "together", "final"]
 Workspace = Mapping[Way, Mapping[int, int]]
 
 
@@ -77,7 +77,8 @@ class Plan:
     updates: "early": each parameter is updated as soon as its gradient is there; the executor sees to it that nothing
              can fail from the first update on. "guarded": as early, and a copy of what an update changes is kept until
              the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step, when nothing
-             can fail any more. In each way a step that fails changes nothing.
+             can fail any more. In each of these ways a step that fails changes nothing. "final": as early, for a
+             program that never takes a step back, which needs no copies: firmware.
     time_s, energy_j: predicted from the costs that it was planned with, which were measured or modelled (`origin`);
              `bound` says how far from the best it can be. None where the costs do not tell.
     note:    what else there is to say of it: why nothing is paged, for instance.
@@ -212,7 +213,7 @@ def from_json(data: dict[str, Any]) -> Plan:
             raise ValueError(f"{name} is {data[name]!r}")
     if data["origin"] not in (None, "measured", "modelled"):
         raise ValueError(f"origin is {data['origin']!r}")
-    if data["exact"] not in ("bitwise", "rounding", "no") or data["updates"] not in ("early", "guarded", "together"):
+    if data["exact"] not in get_args(Exact) or data["updates"] not in get_args(Updates):
         raise ValueError(f"exact is {data['exact']!r}, updates is {data['updates']!r}")
     workspace = {
         way: {int(op): n_bytes for op, n_bytes in bytes_of.items()} for way, bytes_of in data["workspace_bytes"].items()

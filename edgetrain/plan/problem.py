@@ -129,8 +129,8 @@ class Problem:
         return self._moments(self.actions(order))
 
     def _moments(self, actions: Sequence[Action]) -> list[lifetimes.Moment]:
-        copies = self.updates == "guarded"
-        return lifetimes.timeline(self.graph, actions, copies=copies, workspace=self.costs.workspace_bytes)
+        workspace = self.costs.workspace_bytes
+        return lifetimes.timeline(self.graph, actions, updates=self.updates, workspace=workspace)
 
     def peak_bytes(self, order: Sequence[Item]) -> int:
         return self.peak_of(self.actions(order))

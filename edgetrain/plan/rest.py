@@ -96,8 +96,7 @@ def rest(
 
 def bytes_from(graph: Graph, plan: Plan) -> list[int]:
     """For each action of the plan, the most that is held from there to the end."""
-    copies = plan.updates == "guarded"
-    moments = lifetimes.timeline(graph, plan.schedule, copies=copies, workspace=plan.workspace_bytes)
+    moments = lifetimes.timeline(graph, plan.schedule, updates=plan.updates, workspace=plan.workspace_bytes)
     found: list[int] = []
     most, left = 0, len(moments)
     for action in reversed(plan.schedule):

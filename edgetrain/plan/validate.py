@@ -155,7 +155,8 @@ class _Play:
         self.done.add(number)
         for storage in op.writes:
             lasts = self.graph.storages[storage].role in PERSISTENT
-            if lasts and (op.phase != "update" or self.plan.updates == "guarded"):
+            copied = self.plan.updates == "guarded" or (op.phase != "update" and self.plan.updates != "final")
+            if lasts and copied:
                 self.undo += self.graph.storages[storage].n_bytes
 
     def _make(self, op: Op) -> None:
@@ -198,7 +199,7 @@ class _Play:
         """What was paged in is read now: if it did not come back, it could be made again, or the step taken back."""
         storage = self.graph.tensors[t].storage
         self.coming.discard(storage)
-        if self.plan.updates == "early" or (self.plan.updates == "together" and self.updating):
+        if self.plan.updates in ("early", "final") or (self.plan.updates == "together" and self.updating):
             why = self._why_lost(t, {storage, *self.coming})
             self._require(why is None, f"storage {storage} is paged in, and could not be made again: {why}")
 

@@ -129,6 +129,11 @@ class CompiledStep:
         page_calls: Calls | None = None,
         known: Known | None = None,
     ) -> None:
+        if plan.updates == "final":
+            raise UserError(
+                'this plan keeps nothing to take a failed step back with (updates="final"): it is for firmware',
+                next_step='plan with updates="early", "guarded" or "together", or give it to et.export',
+            )
         self.graph, self.plan = graph, plan
         self._watch = watch
         self.falls: list[Fall] = []

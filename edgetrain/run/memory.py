@@ -72,7 +72,7 @@ class Watch:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
-        self._moments = timeline(graph, plan.schedule, copies=plan.updates == "guarded", workspace={})
+        self._moments = timeline(graph, plan.schedule, updates=plan.updates, workspace={})
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._seen: list[int] = []

@@ -22,7 +22,7 @@ from edgetrain.cli.train import fitting, room, shown
 from edgetrain.measure.record import RunFolder, new_record
 from edgetrain.run.trainer import Progress
 
-COMMANDS = ("train", "plan", "graph", "models", "report", "demo")
+COMMANDS = ("train", "plan", "export", "emulate", "graph", "models", "report", "demo")
 OWN_MODEL = """
 import torch
 from torch import nn

@@ -15,7 +15,7 @@ from edgetrain.errors import UserError
 WANTED = {
     "redmi_note_9_pro", "xiaomi_mi_9", "huawei_mate_30", "meizu_16t", "samsung_s8_plus", "huawei_honor_8",
     "samsung_note_10", "samsung_s10", "samsung_note_20", "rpi1", "rpi3", "rpi4", "jetson_tx2", "pixel_2", "nexus_5",
-    "nexus_7", "nrf52840", "stm32f746", "mkr1000",
+    "nexus_7", "nrf52840", "stm32f746", "mkr1000", "stm32f405", "cortex_m55", "linux_x86_64",
 }  # fmt: skip
 GOOD = """
 name = "Mine"

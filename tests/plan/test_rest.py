@@ -110,8 +110,7 @@ def check(task: Problem, plan: Plan, at: int, joined: Plan, budget_bytes: int) -
     assert joined.schedule[:at] == plan.schedule[:at]
     assert joined.updates == plan.updates
     done = sum(isinstance(action, Compute) for action in plan.schedule[:at])
-    copies = plan.updates == "guarded"
-    moments = timeline(task.graph, joined.schedule, copies=copies, workspace=plan.workspace_bytes)
+    moments = timeline(task.graph, joined.schedule, updates=plan.updates, workspace=plan.workspace_bytes)
     assert max((moment.most_bytes for moment in moments[done:]), default=0) <= budget_bytes
 
 

@@ -1,0 +1,100 @@
+"""`edgetrain emulate`: firmware that `edgetrain export` wrote, built and run over data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import Progress
+
+from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.errors import UserError
+from edgetrain.firmware.build import load_project
+from edgetrain.firmware.emulate import CODES, FirmwareFailed, Run, run_firmware
+from edgetrain.zoo import datasets
+
+
+def emulate(
+    folder: Annotated[Path, typer.Argument(help="Folder that `edgetrain export` wrote.")],
+    data: Annotated[str, typer.Option(help="A data set by name or path, as in `edgetrain train`.")],
+    steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 10,
+    seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the run.", min=1.0)] = 600.0,
+    json: Json = False,
+) -> None:
+    """Build firmware and train with it, in the emulator of its board; show losses, memory and instructions.
+
+    Example: edgetrain emulate fw --data digits --steps 20
+    """
+    project = load_project(folder)
+    batches = list(_batches(project, data, steps, seed))
+    try:
+        with Progress(console=notes, transient=True, disable=json or not notes.is_terminal) as bar:
+            task = bar.add_task(f"training on {project['target']}", total=steps)
+            run = run_firmware(
+                folder,
+                batches,
+                progress=lambda step, loss: bar.update(task, completed=step, description=f"loss {loss:.4f}"),
+                time_limit_s=time_limit,
+            )
+    except FirmwareFailed as failed:
+        if not json:
+            raise
+        print_json({"failed": failed.code, "why": CODES.get(failed.code, ""), "output": failed.output.strip()})
+        raise typer.Exit(1) from None
+    described = _described(project, run)
+    if json:
+        print_json(described)
+    else:
+        results.print("\n".join(_lines(project, described)), markup=False, soft_wrap=True)
+
+
+def _batches(project: dict[str, Any], data: str, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    shape = project["inputs"][0]["shape"]
+    if len(shape) != 4:
+        raise UserError(f"this firmware takes {shape}, and data sets give images", next_step="feed it from Python")
+    found = datasets.load(data, input_size=shape[-1], channels=shape[1], seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randperm(len(found.train), generator=generator)
+    if len(left) < shape[0]:
+        raise UserError(f"{data} has {len(left)} samples to train on", expected=f"a batch of {shape[0]} at least")
+    for _ in range(steps):
+        if len(left) < shape[0]:
+            left = torch.randperm(len(found.train), generator=generator)
+        yield found.train.batch(left[: shape[0]])
+        left = left[shape[0] :]
+
+
+def _described(project: dict[str, Any], run: Run) -> dict[str, Any]:
+    board = project["is_board"]
+    steps = len(run.losses)
+    return {
+        "target": project["target"],
+        "steps": steps,
+        "losses": list(run.losses),
+        "arena_planned_bytes": project["arena_bytes"],
+        "arena_used_bytes": run.arena_used_bytes,
+        "stack_used_bytes": run.stack_used_bytes if board else None,
+        "ram_bytes": run.built.ram_bytes if board else None,
+        "flash_bytes": run.built.flash_bytes if board else None,
+        "sections": {name: n for name, n in run.built.sections.items() if not name.startswith((".debug", ".comment"))},
+        "instructions": run.instructions,
+        "instructions_by_function": dict(run.instructions_by),
+        "time_s": run.time_s,
+    }
+
+
+def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+    losses = found["losses"]
+    ran = f"{found['steps']} steps on {found['target']} in {found['time_s']:.1f} s"
+    yield f"{ran}: loss {losses[0]:.4f} → {losses[-1]:.4f}"
+    yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
+    if not project["is_board"]:
+        return
+    yield f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used; flash {found['flash_bytes']}"
+    yield f"{found['instructions']} instructions"
+    for name, count in list(found["instructions_by_function"].items())[:8]:
+        yield f"  {100 * count / found['instructions']:5.1f} %  {name}"

@@ -1,0 +1,142 @@
+"""`edgetrain export`: a training step as a C project for a board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from edgetrain.cli.graph import OPTIMIZERS
+from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
+from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.errors import UserError
+from edgetrain.firmware import parity
+from edgetrain.firmware.export import Project
+from edgetrain.firmware.export import export as write_project
+from edgetrain.firmware.fit import plan_for
+from edgetrain.firmware.lower import lower_for_firmware
+from edgetrain.firmware.target import load_target
+from edgetrain.graph.capture import capture
+from edgetrain.plan.budget import parse_bytes
+from edgetrain.plan.plan import Plan
+from edgetrain.zoo.tasks import Task
+
+Example = tuple[torch.Tensor, ...]
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
+    target: Annotated[str, typer.Option(help="The board: nrf52840, stm32f746, linux-x86_64, … or a device file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the project; must not be there yet.")],
+    data: Annotated[str | None, typer.Option(help="Data whose classes and shape the model takes.")] = None,
+    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    memory: Annotated[
+        str | None, typer.Option(help="RAM for the step, such as 200kB; by default what there is.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    momentum: Annotated[float, typer.Option(help="Momentum of sgd; 0 needs no memory.", min=0.0)] = 0.0,
+    classes: Annotated[int | None, typer.Option(help="Number of classes, without data.", min=1)] = None,
+    input_size: Annotated[int | None, typer.Option(help="Side of an image.", min=1)] = None,
+    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the fresh weights.")] = 0,
+    check: Annotated[
+        int,
+        typer.Option(help="Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch."),
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Write a training step as a C project that builds for a board and runs in its emulator.
+
+    Example: edgetrain export lenet --target linux-x86_64 --batch 8 --out fw
+
+    Example: edgetrain export lenet --width 0.5 --target nrf52840 --batch 2 --out fw --check 3
+    """
+    if optimizer not in OPTIMIZERS:
+        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
+    chosen_target = load_target(target)
+    torch.manual_seed(seed)
+    net, task, example = _model(model, data, batch, classes, input_size, width, seed)
+    net.train()
+    settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
+    updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
+    with told_of_batch(model, "a random batch" if data is None else data, example):
+        graph = lower_for_firmware(capture(net, task.loss, updates, example))
+    plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
+    project = write_project(graph, plan, net, updates, target=chosen_target, out=out)
+    checked = _checked(project, net, task, updates, example, check) if check else []
+    wrong = [row for row in checked if not row.right]
+    if json:
+        print_json(_as_json(project, plan, checked))
+    else:
+        results.print(_as_text(project, plan, checked), markup=False, soft_wrap=True)
+    if wrong:
+        notes.print(f"error: {parity.WrongNumbers(wrong)}", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _model(
+    model: str,
+    data: str | None,
+    batch: int,
+    classes: int | None,
+    input_size: int | None,
+    width: float | None,
+    seed: int,
+) -> tuple[nn.Module, Task, Example]:
+    chosen = choose(model)
+    if data is None:
+        return build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
+    found = load_data(chosen, data, input_size=input_size, seed=seed)
+    if batch > len(found.train):
+        raise UserError(f"{data} has {len(found.train)} samples to train on", received=f"a batch of {batch}")
+    net, task = build_for(chosen, found, width=width)
+    return net, task, found.train.batch(torch.arange(batch))
+
+
+def _checked(
+    project: Project, net: nn.Module, task: Task, updates: torch.optim.Optimizer, example: Example, steps: int
+) -> list[parity.Row]:
+    if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
+        raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(steps):
+        order = torch.randperm(len(example[0]), generator=generator)
+        noise = torch.randn(example[0].shape, generator=generator)
+        batches.append((example[0][order] + 0.1 * noise, *(t[order] for t in example[1:])))
+    return parity.compare(project.folder, net, task.loss, updates, batches)[1]
+
+
+def _as_json(project: Project, plan: Plan, rows: list[parity.Row]) -> dict[str, Any]:
+    worst = max((row.error / row.allowed for row in rows if row.allowed), default=None)
+    return {
+        "folder": str(project.folder),
+        "target": project.target,
+        "planner": plan.planner,
+        "ops": len(plan.order),
+        "recomputed": len(plan.recomputed),
+        "plan_peak_bytes": project.plan_peak_bytes,
+        "arena_bytes": project.arena_bytes,
+        "lasting_bytes": project.lasting_bytes,
+        "frozen_bytes": project.frozen_bytes,
+        "weights_bytes": project.weights_bytes,
+        "checked": len(rows),
+        "wrong": [str(row) for row in rows if not row.right],
+        "worst_part_of_allowed": worst,
+    }
+
+
+def _as_text(project: Project, plan: Plan, rows: list[parity.Row]) -> str:
+    lines = [
+        f"{project.folder}: {len(plan.order)} ops for {project.target}, {len(plan.recomputed)} of them computed again",
+        f"RAM {project.ram_bytes} bytes: arena {project.arena_bytes}, weights, state and batch {project.lasting_bytes}",
+        f"flash: first values {project.weights_bytes} bytes, and the code",
+    ]
+    if rows:
+        right = sum(row.right for row in rows)
+        lines.append(f"{right} of {len(rows)} tensors are within 4 × PyTorch's own error of float64")
+    return "\n".join([*lines, f"next: make -C {project.folder}, or edgetrain emulate {project.folder} --data DATA"])

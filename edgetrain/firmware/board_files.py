@@ -1,0 +1,157 @@
+"""The files of a project that depend on its target alone: main.c, the board, the Makefile, the linker script.
+
+In:  a target, where things lie in its memory, the kernels that are used. Out: file names and their content.
+
+    board/board.h        what main.c asks of its machine
+    board/linux.c        how Linux gives it; or
+    board/cortex_m.c     how a Cortex-M does: startup, MPU, semihosting
+    board/link.ld        the board's real RAM and flash; link_emulated.ld with flash where the emulator has it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgetrain.firmware.kernels import files_of
+from edgetrain.firmware.target import Memory, Placed, Target, emulated
+
+FOLDER = Path(__file__).parent / "boards"
+WARNINGS = "-Wall -Wextra -Werror -Wconversion -Wshadow -Wdouble-promotion -Wstrict-prototypes"
+# Results are the same bits everywhere: no fused multiply-adds, no vectors that round otherwise, no reordering.
+ARITHMETIC = "-ffp-contract=off -fno-tree-vectorize -fno-math-errno"
+
+_WEIGHTS = """/* The first values of everything that lasts, as they lie in weights.bin. */
+    .section .rodata
+    .global model_weights
+    .balign 8
+model_weights:
+    .incbin "weights.bin"
+    .byte 0
+    .section .note.GNU-stack, "", %progbits
+"""
+
+
+def files(target: Target, placed: Placed | None, kernels: Sequence[str]) -> dict[str, str | bytes]:
+    board = "cortex_m.c" if target.is_board else "linux.c"
+    found: dict[str, str | bytes] = {
+        "main.c": (FOLDER / "main.c").read_text(),
+        "weights.S": _WEIGHTS,
+        "board/board.h": (FOLDER / "board.h").read_text(),
+        f"board/{board}": (FOLDER / board).read_text(),
+        "Makefile": _makefile(target, kernels),
+    }
+    if placed is not None and target.flash is not None:
+        there = Placed(emulated(target, placed.arena), emulated(target, placed.rest))
+        found["board/link.ld"] = _linker_script(target, placed, target.flash)
+        found["board/link_emulated.ld"] = _linker_script(target, there, emulated(target, target.flash))
+    return found
+
+
+def _makefile(target: Target, kernels: Sequence[str]) -> str:
+    sources = [name for name in files_of(kernels) if name.endswith(".c")]
+    board = "board/cortex_m" if target.is_board else "board/linux"
+    objects = ["main", "model", *(f"kernels/{name.removesuffix('.c')}" for name in sources), board]
+    link = "-nostartfiles -T board/link_emulated.ld -Wl,-z,noexecstack" if target.is_board else ""
+    own = "build/firmware_board" if target.is_board else "build/firmware_sanitize"
+    goal = "board" if target.is_board else "sanitize"
+    special = (
+        "build/firmware_board: LINK := -nostartfiles -T board/link.ld -Wl,-z,noexecstack"
+        if target.is_board
+        else "build/firmware_sanitize: CFLAGS += -DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
+    )
+    note = "firmware and firmware_debug are for the emulator, firmware_board for the board itself."
+    return f"""# Builds firmware for {target.device.name}. {note if target.is_board else ""}
+# CC=clang builds it with another compiler, EXTRA=-g for a debugger.
+CC := {target.firmware.compiler}
+CORE := {" ".join(target.firmware.flags)}
+ARITHMETIC := {ARITHMETIC}
+WARNINGS := {WARNINGS}
+CFLAGS := -std=c11 -O2 -ffunction-sections -I. $(CORE) $(ARITHMETIC) $(WARNINGS) $(EXTRA)
+LINK := {link}
+NAMES := {" ".join(objects)}
+
+all: build/firmware
+debug: build/firmware_debug
+{goal}: {own}
+
+build/firmware_debug: CFLAGS += -DDEBUG_TENSORS
+{special}
+
+define program
+$(1): $(addprefix $(1).objects/,$(addsuffix .o,$(NAMES))) $(1).objects/weights.o $(wildcard board/*.ld)
+	$$(CC) $$(CFLAGS) $$(LINK) $$(filter %.o,$$^) -Wl,--gc-sections -lm -o $$@
+
+$(1).objects/%.o: %.c $(wildcard *.h kernels/*.h board/*.h)
+	@mkdir -p $$(dir $$@)
+	$$(CC) $$(CFLAGS) -c $$< -o $$@
+
+$(1).objects/weights.o: weights.S weights.bin
+	@mkdir -p $$(dir $$@)
+	$$(CC) $$(CORE) -c $$< -o $$@
+endef
+
+$(eval $(call program,build/firmware))
+$(eval $(call program,build/firmware_debug))
+$(eval $(call program,{own}))
+
+clean:
+	rm -rf build
+
+.PHONY: all debug {goal} clean
+"""
+
+
+def _linker_script(target: Target, placed: Placed, flash: Memory) -> str:
+    """The arena may lie in a memory of its own."""
+    apart = placed.apart
+    arena = (
+        f"\n    ARENA (rw) : ORIGIN = {placed.arena.address:#010x}, LENGTH = {placed.arena.n_bytes}" if apart else ""
+    )
+    return f"""/* {target.device.name}: {flash.name}; {placed.rest.name}{f"; {placed.arena.name}" if apart else ""}. */
+ENTRY(reset)
+
+MEMORY
+{{
+    FLASH (rx) : ORIGIN = {flash.address:#010x}, LENGTH = {flash.n_bytes}
+    RAM (rw) : ORIGIN = {placed.rest.address:#010x}, LENGTH = {placed.rest.n_bytes}{arena}
+}}
+
+__flash_start = ORIGIN(FLASH);
+__flash_bytes = LENGTH(FLASH);
+__ram_start = ORIGIN(RAM);
+__ram_bytes = LENGTH(RAM);
+__arena_ram_start = ORIGIN({"ARENA" if apart else "RAM"});
+__arena_ram_bytes = LENGTH({"ARENA" if apart else "RAM"});
+
+SECTIONS
+{{
+    .vectors : {{ KEEP(*(.vectors)) }} > FLASH
+    .text : {{ *(.text .text.*) }} > FLASH
+    .rodata : {{ *(.rodata .rodata.*) }} > FLASH
+    .ARM.extab : {{ *(.ARM.extab*) }} > FLASH
+    .ARM.exidx : {{ *(.ARM.exidx*) }} > FLASH
+
+    /* First in RAM, and grows down: past its end is no RAM. */
+    .stack (NOLOAD) : {{
+        __stack_start = .;
+        . = . + {target.firmware.stack_bytes};
+        __stack_end = .;
+    }} > RAM
+    .data : ALIGN(8) {{
+        __data_start = .;
+        *(.data .data.*)
+        . = ALIGN(4);
+        __data_end = .;
+    }} > RAM AT > FLASH
+    __data_load = LOADADDR(.data);
+    .arena (NOLOAD) : ALIGN(8) {{ *(.bss.arena) }} > {"ARENA" if apart else "RAM"}
+    .bss (NOLOAD) : ALIGN(8) {{
+        __bss_start = .;
+        *(.bss .bss.*)
+        *(COMMON)
+        . = ALIGN(4);
+        __bss_end = .;
+    }} > RAM
+}}
+"""

@@ -1,0 +1,27 @@
+/* What main.c asks of the machine that it runs on: files, a console, an end. One implementation a kind of board. */
+#ifndef BOARD_H
+#define BOARD_H
+
+#include <stdint.h>
+
+enum {
+    EXIT_DONE = 0,
+    EXIT_NO_FILE = 2,   /* a file cannot be opened, or is not what it should be */
+    EXIT_SHORT = 3,     /* a batch ends before it is complete, or a result cannot be written */
+    EXIT_BAD_LABEL = 4, /* a label is no class */
+    EXIT_FAULT = 5,     /* an access that the board does not allow: a stray write, an overflow of the stack */
+    EXIT_STACK = 6      /* the stack was used to its end */
+};
+
+/* A file in the present folder; -1 if it cannot be opened. */
+int board_open(const char *name, int write);
+/* 1 if all n bytes were read or written, 0 if not. */
+int board_read(int file, void *data, uint32_t n);
+int board_write(int file, const void *data, uint32_t n);
+void board_close(int file);
+void board_print(const char *text);
+/* The most bytes of stack in use so far; 0 where that is not known. */
+uint32_t board_stack_used(void);
+_Noreturn void board_exit(int code);
+
+#endif

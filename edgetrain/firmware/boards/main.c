@@ -1,0 +1,142 @@
+/* Trains on batches from a file, and writes what came of it.
+ *
+ *     batches.bin   in:   "ETB1", what to do (0: train, 1: predict), number of batches, bytes of a batch; the batches
+ *     losses.bin    out:  the loss of each step, as soon as it is there
+ *     results.bin   out:  when predicting, the results of each batch
+ *     trained.bin   out:  everything that a step changes, in the order of model_tensors
+ *     shown.bin     out:  of a debug build: each gradient of each step, after the number of its bytes
+ *     report.bin    out:  steps done, bytes of the arena that were used, bytes of stack that were used
+ */
+#include <stdint.h>
+#include <string.h>
+
+#include "board/board.h"
+#include "model.h"
+
+enum { TRAIN = 0, PREDICT = 1 };
+
+typedef struct {
+    char magic[4];
+    uint32_t what, batches, batch_bytes;
+} header;
+
+static const uint32_t PAINT = 0xa5c3f01eu; /* what no step writes all over its arena */
+
+static int open_or_end(const char *name, int write)
+{
+    const int file = board_open(name, write);
+    if (file < 0) {
+        board_print("cannot open ");
+        board_print(name);
+        board_print("\n");
+        board_exit(EXIT_NO_FILE);
+    }
+    return file;
+}
+
+static void write_or_end(int file, const void *data, uint32_t n)
+{
+    if (!board_write(file, data, n)) {
+        board_print("a result cannot be written\n");
+        board_exit(EXIT_SHORT);
+    }
+}
+
+static void read_batch_or_end(int file)
+{
+    for (int i = 0; i < MODEL_INPUTS; i++) {
+        if (!board_read(file, model_inputs[i].data, model_inputs[i].n_bytes)) {
+            board_print("a batch is too short\n");
+            board_exit(EXIT_SHORT);
+        }
+    }
+}
+
+#ifdef DEBUG_TENSORS
+static int shown = -1;
+
+void show_tensor(const char *name, const void *data, uint32_t n_bytes)
+{
+    (void)name;
+    write_or_end(shown, &n_bytes, sizeof n_bytes);
+    write_or_end(shown, data, n_bytes);
+}
+#endif
+
+static void paint_arena(void)
+{
+    void *data;
+    uint32_t n_bytes;
+    model_arena(&data, &n_bytes);
+    for (uint32_t at = 0; at + 4 <= n_bytes; at += 4) {
+        memcpy((char *)data + at, &PAINT, 4);
+    }
+}
+
+/* Up to where the arena was written. */
+static uint32_t arena_used(void)
+{
+    void *data;
+    uint32_t n_bytes;
+    model_arena(&data, &n_bytes);
+    while (n_bytes >= 4 && memcmp((char *)data + n_bytes - 4, &PAINT, 4) == 0) {
+        n_bytes -= 4;
+    }
+    return n_bytes;
+}
+
+static void train_on_batch(int losses)
+{
+    float loss;
+    if (train_step(&loss) != MODEL_OK) {
+        board_print("a label is no class\n");
+        board_exit(EXIT_BAD_LABEL);
+    }
+    write_or_end(losses, &loss, sizeof loss);
+}
+
+static void write_trained(void)
+{
+    const int file = open_or_end("trained.bin", 1);
+    for (int i = 0; i < MODEL_TENSORS; i++) {
+        write_or_end(file, model_tensors[i].data, model_tensors[i].n_bytes);
+    }
+    board_close(file);
+}
+
+int main(void)
+{
+    header given;
+    const int batches = open_or_end("batches.bin", 0);
+    if (!board_read(batches, &given, sizeof given) || memcmp(given.magic, "ETB1", 4) != 0 ||
+        given.batch_bytes != MODEL_BATCH_BYTES || given.what > (MODEL_PREDICTS ? PREDICT : TRAIN)) {
+        board_print("batches.bin is not for this model\n");
+        board_exit(EXIT_NO_FILE);
+    }
+    const int out = open_or_end(given.what == TRAIN ? "losses.bin" : "results.bin", 1);
+#ifdef DEBUG_TENSORS
+    shown = open_or_end("shown.bin", 1);
+#endif
+    model_init();
+    paint_arena();
+    for (uint32_t n = 0; n < given.batches; n++) {
+        read_batch_or_end(batches);
+        if (given.what == TRAIN) {
+            train_on_batch(out);
+        } else {
+#if MODEL_PREDICTS
+            write_or_end(out, predict(), MODEL_RESULTS * sizeof(float));
+#endif
+        }
+    }
+    board_close(out);
+#ifdef DEBUG_TENSORS
+    board_close(shown);
+#endif
+    const uint32_t report[3] = {given.batches, arena_used(), board_stack_used()};
+    write_trained();
+    const int file = open_or_end("report.bin", 1);
+    write_or_end(file, report, sizeof report);
+    board_close(file);
+    board_exit(EXIT_DONE);
+}

@@ -1,0 +1,115 @@
+"""Build a project with its own Makefile, and measure what the program takes.
+
+In:  the folder that `export` wrote. Out: `Built`: the program, and its sections by size.
+
+A compiler that is missing is a `UserError` that says what to install; one that refuses the code is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgetrain import saved
+from edgetrain.errors import InternalError, UserError
+from edgetrain.firmware.export import SCHEMA
+
+Variant = Literal["plain", "debug", "sanitize"]
+_PROGRAMS: Mapping[Variant, str] = {
+    "plain": "firmware", "debug": "firmware_debug", "sanitize": "firmware_sanitize",
+}  # fmt: skip
+_PACKAGES = {
+    "arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-system-arm": "qemu-system-arm",
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", "qemu-aarch64": "qemu-user",
+    "arm-linux-gnueabihf-gcc": "gcc-arm-linux-gnueabihf libc6-dev-armhf-cross", "qemu-arm": "qemu-user",
+}  # fmt: skip
+_IN_FLASH = (".vectors", ".text", ".rodata", ".ARM.exidx", ".ARM.extab", ".data")
+_IN_RAM = (".stack", ".data", ".bss", ".arena")
+
+
+@dataclass(frozen=True)
+class Built:
+    """sections: their bytes in the linked program. On a microcontroller flash holds the first values of .data too."""
+
+    program: Path
+    sections: Mapping[str, int]
+
+    @property
+    def ram_bytes(self) -> int:
+        return sum(self.sections.get(name, 0) for name in _IN_RAM)
+
+    @property
+    def flash_bytes(self) -> int:
+        return sum(self.sections.get(name, 0) for name in _IN_FLASH)
+
+
+def load_project(folder: str | Path) -> dict[str, Any]:
+    """What `project.json` says."""
+    file = Path(folder) / "project.json"
+    return saved.load(file, "firmware project", _project, next_step="make it again with `edgetrain export`")
+
+
+def _project(data: Any) -> dict[str, Any]:
+    if data["edgetrain firmware"] != SCHEMA:
+        raise ValueError(f"schema {data['edgetrain firmware']!r}, expected {SCHEMA}")
+    for key in ("inputs", "tensors"):
+        for tensor in data[key]:
+            right = all(type(n) is int and n >= 0 for n in tensor["shape"]) and tensor["dtype"] in _DTYPES
+            right &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
+            if not right or not isinstance(tensor["name"], str):
+                raise ValueError(f"a tensor is {json.dumps(tensor)}")
+    for key in ("compiler", "target", "graph_key"):
+        if not isinstance(data[key], str):
+            raise ValueError(f"{key} is {data[key]!r}")
+    if not all(isinstance(word, str) for word in (*data["emulator"], *data["gradients"])):
+        raise ValueError("emulator or gradients hold something else than texts")
+    return dict(data)
+
+
+_DTYPES = ("float32", "int32", "int64")
+
+
+def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | None = None) -> Built:
+    """Build the program. compiler: another one than the project's, such as clang."""
+    folder = Path(folder)
+    project = load_project(folder)
+    if variant == "sanitize" and project["is_board"]:
+        raise UserError("a microcontroller has no sanitizers", next_step="export for linux-x86_64 and try it there")
+    tool = compiler or project["compiler"]
+    require(tool)
+    require("make")
+    program = f"build/{_PROGRAMS[variant]}"
+    command = ["make", "-s", "-j2", "-C", str(folder), program] + ([f"CC={compiler}"] if compiler else [])
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        if "overflowed by" in done.stderr or "will not fit in region" in done.stderr:
+            raise UserError("the program does not fit the board", received=_first_lines(done.stderr))
+        raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return Built(folder / program, sections(folder / program, tool))
+
+
+def require(tool: str) -> None:
+    if shutil.which(tool) is None:
+        packages = _PACKAGES.get(tool, tool)
+        raise UserError(f"{tool} is not installed", next_step=f"on Debian: apt-get install {packages}")
+
+
+def sections(program: Path, compiler: str) -> dict[str, int]:
+    """The sections of a linked program that take memory, by size."""
+    prefix = compiler.removesuffix("gcc") if compiler.endswith("-gcc") else ""
+    done = subprocess.run([f"{prefix}size", "-A", str(program)], capture_output=True, text=True, check=True)
+    found = {}
+    for line in done.stdout.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0].startswith(".") and words[1].isdecimal():
+            found[words[0]] = int(words[1])
+    return found
+
+
+def _first_lines(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines()[:4])

@@ -1,0 +1,232 @@
+"""Run a project: on this machine, or in the emulator of its board.
+
+In:  the folder of a project, batches, how many steps. Out: `Run`: losses, trained tensors, gradients of a debug build,
+     what the program itself measured of its memory, instructions where the emulator counts them.
+
+A program that ends with another exit code than 0 is a `FirmwareFailed`, which carries the code.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgetrain.errors import EdgetrainError, UserError
+from edgetrain.firmware.build import Built, Variant, build, load_project, require
+from edgetrain.firmware.export import from_memory
+
+CODES = {
+    2: "a file cannot be opened, or is not for this model",
+    3: "a batch ends before it is complete, or a result cannot be written",
+    4: "a label is no class",
+    5: "an access that the board does not allow: a stray write, or the stack has overflowed",
+    6: "the stack was used to its end",
+}
+_TRAIN, _PREDICT = 0, 1
+_POLL_S = 0.05
+_COUNTS = "counts.txt"
+
+
+class FirmwareFailed(EdgetrainError):
+    """The program ended by itself, and not well. code: its exit code (negative: killed by that signal)."""
+
+    def __init__(self, code: int, output: str) -> None:
+        self.code, self.output = code, output
+        why = CODES.get(code, "the program was stopped" if code < 0 else "an unknown reason")
+        super().__init__(f"the firmware ended with exit code {code}: {why}\n  {output.strip()[-2000:]}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    tensors:   everything that a step changes, after the last step, by name, in PyTorch's layout.
+    gradients: of a debug build: for each step, by the name of the parameter.
+    results:   when predicting: one tensor a batch.
+    arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
+    instructions: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
+    """
+
+    built: Built
+    losses: tuple[float, ...]
+    tensors: Mapping[str, torch.Tensor]
+    gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
+    results: tuple[np.ndarray[Any, np.dtype[np.float32]], ...] = ()
+    arena_used_bytes: int = 0
+    stack_used_bytes: int = 0
+    instructions_by: Mapping[str, int] = field(default_factory=dict)
+    time_s: float = field(default=0.0, compare=False)
+
+    @property
+    def instructions(self) -> int | None:
+        """All of them; two runs over the same batches have the same number. None where nothing counts them."""
+        return sum(self.instructions_by.values()) or None
+
+
+Progress = Callable[[int, float], None]
+
+
+def run_firmware(
+    folder: str | Path,
+    batches: Sequence[Sequence[torch.Tensor]],
+    *,
+    variant: Variant = "plain",
+    predict: bool = False,
+    compiler: str | None = None,
+    progress: Progress | None = None,
+    time_limit_s: float = 600.0,
+) -> Run:
+    """Build the program and run it over the batches.
+
+    progress: is told of each step's number and loss while the program runs.
+    """
+    project = load_project(folder)
+    built = build(folder, variant, compiler=compiler)
+    with tempfile.TemporaryDirectory(prefix="edgetrain-firmware-") as place:
+        where = Path(place)
+        _write_batches(where / "batches.bin", project, batches, _PREDICT if predict else _TRAIN)
+        started = time.monotonic()
+        _execute(_command(project, built.program.resolve(), where), where, progress, time_limit_s)
+        return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
+
+
+def _write_batches(file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], what: int) -> None:
+    if not batches:
+        raise UserError("there is no batch to run on")
+    content = [_batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
+    file.write_bytes(struct.pack("<4sIII", b"ETB1", what, len(content), len(content[0])) + b"".join(content))
+
+
+def _batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
+    inputs = project["inputs"]
+    if len(batch) <= max(described["position"] for described in inputs):
+        raise UserError(f"batch {number} has {len(batch)} tensors", expected=str(len(inputs)))
+    found = b""
+    for described in inputs:
+        value = batch[described["position"]]
+        if list(value.shape) != described["shape"]:
+            raise UserError(
+                f"batch {number} does not fit the firmware", expected=f"{described['name']}: {described['shape']}",
+                received=str(list(value.shape)),
+            )  # fmt: skip
+        value = value.detach().to("cpu", getattr(torch, described["dtype"]))
+        found += (value.permute(0, 2, 3, 1) if value.dim() == 4 else value).contiguous().numpy().tobytes()
+    return found
+
+
+def _command(project: dict[str, Any], program: Path, where: Path) -> list[str]:
+    emulator = list(project["emulator"])
+    if not emulator:
+        return [str(program)]
+    require(emulator[0])
+    if not project["is_board"]:
+        return [*emulator, str(program)]
+    console = ["-display", "none", "-monitor", "none", "-serial", "none"]
+    files = ["-semihosting-config", "enable=on,target=native"]
+    count = ["-plugin", f"{_counter(where)},out={_COUNTS}"]
+    return [*emulator, *console, *files, *count, "-kernel", str(program)]
+
+
+def _counter(where: Path) -> Path:
+    """QEMU's plugin that counts instructions, built for this machine."""
+    require("gcc")
+    library = where / "count.so"
+    source = Path(__file__).parent / "boards" / "count.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", str(source), "-o", str(library)], check=True)
+    return library
+
+
+def _instructions(project: dict[str, Any], program: Path, counts: Path) -> dict[str, int]:
+    """By function: each block of code belongs to the function that starts last before it."""
+    if not counts.exists():
+        return {}
+    prefix = project["compiler"].removesuffix("gcc")
+    listed = subprocess.run([f"{prefix}nm", "-n", str(program)], capture_output=True, text=True, check=True).stdout
+    words = [line.split() for line in listed.splitlines()]
+    functions = [(int(w[0], 16) & ~1, w[2]) for w in words if len(w) == 3 and w[1] in "tT" and w[2][0] != "$"]
+    starts = [start for start, _ in functions]
+    found: dict[str, int] = {}
+    for line in counts.read_text().splitlines():
+        address, executed = line.split()
+        at = bisect.bisect_right(starts, int(address, 16)) - 1
+        name = functions[at][1] if at >= 0 else "?"
+        found[name] = found.get(name, 0) + int(executed)
+    return {name: count for name, count in sorted(found.items(), key=lambda item: -item[1]) if count}
+
+
+def _execute(command: list[str], where: Path, progress: Progress | None, time_limit_s: float) -> None:
+    deadline = time.monotonic() + time_limit_s
+    with (where / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=where, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        try:
+            told = 0
+            while process.poll() is None:
+                told = _tell(where / "losses.bin", told, progress)
+                if time.monotonic() > deadline:
+                    raise UserError(f"the firmware did not end within {time_limit_s:.0f} s", next_step="fewer steps")
+                time.sleep(_POLL_S if progress is not None else _POLL_S / 10)
+            _tell(where / "losses.bin", told, progress)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode:
+        raise FirmwareFailed(process.returncode, (where / "output.txt").read_text(errors="replace"))
+
+
+def _tell(file: Path, told: int, progress: Progress | None) -> int:
+    if progress is None or not file.exists():
+        return told
+    losses = np.frombuffer(file.read_bytes()[: file.stat().st_size // 4 * 4], dtype=np.float32)
+    for number, loss in enumerate(losses[told:].tolist(), told + 1):
+        progress(number, loss)
+    return max(told, len(losses))
+
+
+def _read(
+    project: dict[str, Any], built: Built, where: Path, steps: int, variant: Variant, predict: bool, time_s: float
+) -> Run:
+    _, arena, stack = struct.unpack("<III", (where / "report.bin").read_bytes())
+    losses: tuple[float, ...] = ()
+    results: tuple[np.ndarray[Any, np.dtype[np.float32]], ...] = ()
+    if predict:
+        results = tuple(np.frombuffer((where / "results.bin").read_bytes(), dtype=np.float32).reshape(steps, -1))
+    else:
+        losses = tuple(np.frombuffer((where / "losses.bin").read_bytes(), dtype=np.float32).tolist())
+    gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
+    if variant != "plain" and not predict:
+        gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), steps))
+    tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
+    counted = _instructions(project, built.program, where / _COUNTS)
+    return Run(built, losses, tensors, gradients, results, arena, stack, counted, time_s)
+
+
+def _trained(project: dict[str, Any], data: bytes) -> Iterator[tuple[str, torch.Tensor]]:
+    at = 0
+    for tensor in project["tensors"]:
+        n_bytes = int(np.prod(tensor["shape"], dtype=np.int64)) * np.dtype(tensor["dtype"]).itemsize
+        yield tensor["name"], from_memory(data[at : at + n_bytes], tensor["shape"], tensor["dtype"])
+        at += n_bytes
+
+
+def _shown(project: dict[str, Any], data: bytes, steps: int) -> Iterator[Mapping[str, torch.Tensor]]:
+    shapes = {tensor["name"]: tensor["shape"] for tensor in project["tensors"]}
+    at = 0
+    for _ in range(steps):
+        found = {}
+        for name in project["gradients"]:
+            (n_bytes,) = struct.unpack_from("<I", data, at)
+            found[name] = from_memory(data[at + 4 : at + 4 + n_bytes], shapes[name], "float32")
+            at += 4 + n_bytes
+        yield found

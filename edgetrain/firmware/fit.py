@@ -1,0 +1,197 @@
+"""A plan for the memory of a target; and where there is none, what would help, each with its number.
+
+In:  a lowered graph, a target. Out: a plan whose arena fits, recomputing where it must; or `Infeasible`.
+
+    RAM of a step     what lasts and changes (weights, state, the batch) + the arena;  weights that are frozen: flash
+    levers            a batch of one sample │ recomputing │ an optimizer without state │ the last layer alone
+
+A lever's number is the RAM of the step with that change alone, predicted from the graph as a plan's peak is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from edgetrain.costs.model import model_costs
+from edgetrain.errors import Infeasible
+from edgetrain.firmware.arena import arena_of
+from edgetrain.firmware.lower import WORD_BYTES, live_ops
+from edgetrain.firmware.target import OWN_BYTES, Target
+from edgetrain.graph.fuse import compact
+from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
+from edgetrain.plan.budget import Budget, show_bytes
+from edgetrain.plan.fast import fast
+from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.plan import Plan
+from edgetrain.plan.planning import plan as plan_under
+from edgetrain.plan.planning import smallest_by
+from edgetrain.plan.problem import problem
+
+_TRIES = 4  # plans that are tried until the layout of one fits
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change of the step, and the RAM that it would take then."""
+
+    what: str
+    ram_bytes: int
+
+
+def plan_for(graph: Graph, target: Target, *, memory_bytes: int | None = None, time_limit_s: float = 10.0) -> Plan:
+    """The plan of least time whose RAM the target has.
+
+    memory_bytes: RAM that the step may take, where that is less than the target has.
+    """
+    made = keep_all(graph, updates="final")
+    most = arena_room(graph, target, memory_bytes)
+    if most is None:
+        return made
+    left = most
+    for _ in range(_TRIES):
+        if made.peak_bytes - made.persistent_bytes <= left:
+            gap = arena_of(graph, made).height_bytes - most
+            if gap <= 0:
+                return made
+            left -= gap  # the layout has gaps: what lies in it must be so much less
+        try:
+            made = _within(graph, target, made.persistent_bytes + max(left, WORD_BYTES), time_limit_s)
+        except Infeasible as answer:
+            smallest = answer.smallest_bytes - frozen_bytes(graph) + own_bytes(target)
+            raise infeasible(graph, target, smallest, memory_bytes, recomputes=True) from answer
+    return made
+
+
+def _within(graph: Graph, target: Target, memory_bytes: int, time_limit_s: float) -> Plan:
+    costs, budget = model_costs(graph, target.device), Budget(memory_bytes=memory_bytes)
+    return plan_under(graph, costs, budget, updates="final", page=False, time_limit_s=time_limit_s)
+
+
+def arena_room(graph: Graph, target: Target, memory_bytes: int | None = None) -> int | None:
+    """The largest arena that lies within one memory beside all that lasts; below 0 where not even that fits. None where
+    nothing bounds it."""
+    lasting = lasting_bytes(graph)
+    bounds = [] if memory_bytes is None else [memory_bytes - lasting]
+    if target.is_board:
+        need = lasting + own_bytes(target)
+        found = [-1]
+        for rest in target.ram:
+            if need <= rest.n_bytes:
+                others = [memory.n_bytes for memory in target.ram if memory != rest]
+                found.append(max(rest.n_bytes - need, *others, 0) if others else rest.n_bytes - need)
+        bounds.append(max(found))
+    return min(bounds) // WORD_BYTES * WORD_BYTES if bounds else None
+
+
+def own_bytes(target: Target) -> int:
+    return target.firmware.stack_bytes + OWN_BYTES
+
+
+def frozen_bytes(graph: Graph) -> int:
+    """Weights and buffers that no op changes: they lie in flash."""
+    written = {s for op in graph.ops for s in op.writes}
+    return sum(
+        s.n_bytes for n, s in enumerate(graph.storages) if s.role in ("parameter", "buffer") and n not in written
+    )
+
+
+def lasting_bytes(graph: Graph) -> int:
+    """What lasts in RAM: trained weights, state, the batch."""
+    return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT) - frozen_bytes(graph)
+
+
+def ram_bytes(graph: Graph) -> int:
+    """The RAM of the step when nothing is computed twice."""
+    return keep_all(graph, updates="final").peak_bytes - frozen_bytes(graph)
+
+
+def infeasible(
+    graph: Graph, target: Target, smallest_bytes: int, memory_bytes: int | None, *, recomputes: bool = False
+) -> Infeasible:
+    """smallest_bytes: of RAM, the stack and the program's own variables among them. recomputes: that is with all that
+    recomputing helps."""
+    own, lasting = own_bytes(target), lasting_bytes(graph)
+    roles = graph.bytes_by_role()
+    has = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)
+    asked = f"{memory_bytes} bytes were asked for" if memory_bytes is not None else f"{target.device.name} has {has}"
+    found = levers(graph, target, recompute=not recomputes)
+    tried = "\n".join(f"    {lever.what}: {lever.ram_bytes + own} bytes" for lever in found)
+    how = ", recomputing as much as can be" if recomputes else ""
+    state, batch = show_bytes(roles["state"]), show_bytes(roles["input"])
+    return Infeasible(
+        f"this step takes {smallest_bytes} bytes of RAM{how}; {asked}\n"
+        f"  what stands in the way: {lasting} bytes that last ({state} of them optimizer state, {batch} the batch), "
+        f"{smallest_bytes - lasting - own} bytes of arena, {own} bytes of stack and variables\n"
+        f"  what would help, each by itself:\n{tried}",
+        smallest_bytes=smallest_bytes, bound_bytes=lasting + own,
+    )  # fmt: skip
+
+
+# ---- levers
+
+
+def levers(graph: Graph, target: Target, *, recompute: bool = True) -> list[Lever]:
+    """Least RAM first. recompute: it is one of them."""
+    return sorted(_levers(graph, target, recompute), key=lambda lever: lever.ram_bytes)
+
+
+def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
+    now = ram_bytes(graph)
+    batch = graph.tensors[graph.inputs[0]].shape[0]
+    if batch > 1:
+        yield Lever("a batch of 1 in place of " + str(batch), ram_bytes(with_one_sample(graph)))
+    if recompute:
+        _, peak = smallest_by(problem(graph, model_costs(graph, target.device), "final"), fast)
+        if peak - frozen_bytes(graph) < now:
+            yield Lever("recomputing as much as can be", peak - frozen_bytes(graph))
+    state = graph.bytes_by_role()["state"]
+    if state:
+        yield Lever("SGD without momentum", now - state)
+    last = last_layer(graph)
+    if len(last) < len(graph.gradients):
+        names = sorted({graph.tensors[p].name.rpartition(".")[0] for p in last})
+        yield Lever(f"training {', '.join(names)} alone", ram_bytes(training_only(graph, last)))
+
+
+def with_one_sample(graph: Graph) -> Graph:
+    """The step with a batch of one, for its bytes alone: tensors that have one row a sample get one row."""
+    batch = graph.tensors[graph.inputs[0]].shape[0]
+    lasts = {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT and s.role != "input"}
+    lasts |= {graph.tensors[g].storage for g in graph.gradients.values()}
+    tensors = list(graph.tensors)
+    n_bytes: dict[int, int] = {}
+    for number, tensor in enumerate(tensors):
+        # A vector as long as the batch may be one number a channel; the batch's own are one a sample.
+        a_row_each = tensor.n_elements > batch or graph.storages[tensor.storage].role == "input"
+        if tensor.shape[:1] == (batch,) and tensor.storage not in lasts and a_row_each:
+            tensors[number] = small = replace(tensor, shape=(1, *tensor.shape[1:]))
+            n_bytes[tensor.storage] = -(-small.n_bytes // WORD_BYTES) * WORD_BYTES
+    storages = (replace(s, n_bytes=n_bytes.get(n, s.n_bytes)) for n, s in enumerate(graph.storages))
+    return replace(graph, tensors=tuple(tensors), storages=tuple(storages))
+
+
+def last_layer(graph: Graph) -> set[int]:
+    """The parameters of the module whose gradients come first: the one next to the loss."""
+    maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+    first = min(graph.gradients, key=lambda p: maker[graph.gradients[p]])
+    module = graph.tensors[first].name.rpartition(".")[0]
+    return {p for p in graph.gradients if graph.tensors[p].name.rpartition(".")[0] == module}
+
+
+def training_only(graph: Graph, parameters: set[int]) -> Graph:
+    """The step that trains these parameters, and leaves the others as they are: their gradients are not computed."""
+
+    def wanted(op: Op) -> bool:
+        first = op.args[0] if op.args else None
+        return op.phase != "update" or (isinstance(first, Ref) and first.tensor in parameters)
+
+    smaller = replace(
+        graph,
+        ops=tuple(op for op in graph.ops if wanted(op)),
+        gradients={p: g for p, g in graph.gradients.items() if p in parameters},
+    )
+    smaller = replace(smaller, ops=live_ops(smaller))
+    read = {graph.tensors[t].storage for op in smaller.ops for t in op.reads}
+    sources = {t: s for t, s in graph.sources.items() if graph.role(t) != "state" or graph.tensors[t].storage in read}
+    return compact(replace(smaller, sources=sources))

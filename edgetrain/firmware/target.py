@@ -1,0 +1,118 @@
+"""What firmware is built for: a device whose file says how, and where things lie in its memory.
+
+In:  the name of a target ("nrf52840", "linux-x86_64"), or the path of a device file of your own.
+Out: `Target`; and `place`: which region holds the arena, and which the rest.
+
+    RAM of a microcontroller        stack | .data | what lasts, the batch | the arena | free
+                                    ↑ grows down: past its end is no RAM, and the MPU stops it there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgetrain.devices import device as devices
+from edgetrain.devices.device import Device, Firmware, Region
+from edgetrain.errors import UserError
+
+# What .data and .bss of a program hold beside the model: the board's own few variables.
+OWN_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A piece of memory without a gap."""
+
+    name: str
+    address: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Target:
+    device: Device
+    firmware: Firmware
+
+    @property
+    def name(self) -> str:
+        return self.firmware.target
+
+    @property
+    def is_board(self) -> bool:
+        """A microcontroller, without an operating system."""
+        return self.firmware.kind == "cortex-m"
+
+    @property
+    def ram(self) -> tuple[Memory, ...]:
+        """Regions that touch each other taken as one, the largest first."""
+        return tuple(sorted(_joined(self.device.memory.ram), key=lambda memory: -memory.n_bytes))
+
+    @property
+    def flash(self) -> Memory | None:
+        found = _joined(self.device.memory.flash)
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """arena, rest: the memories that they lie in, which may be the same."""
+
+    arena: Memory
+    rest: Memory
+
+    @property
+    def apart(self) -> bool:
+        return self.arena != self.rest
+
+
+def emulated(target: Target, memory: Memory) -> Memory:
+    """The memory where the emulator has it."""
+    return replace(memory, address=target.firmware.emulated.get(memory.name, memory.address))
+
+
+def load_target(name_or_path: str | Path | Target) -> Target:
+    if isinstance(name_or_path, Target):
+        return name_or_path
+    name = str(name_or_path)
+    if not name.endswith(".toml"):
+        for key in devices.names():
+            found = devices.load(key)
+            if found.firmware is not None and name in (found.firmware.target, key):
+                return Target(found, found.firmware)
+    if name.endswith(".toml") or name.replace("-", "_") in devices.names():
+        found = devices.load(name)
+        if found.firmware is not None:
+            return Target(found, found.firmware)
+    raise UserError(
+        f"firmware cannot be built for {name!r}", expected="one of " + ", ".join(target_names()),
+        next_step="choose one of these, or add a [firmware] table to the file of your device",
+    )  # fmt: skip
+
+
+def target_names() -> tuple[str, ...]:
+    found = (devices.load(name).firmware for name in devices.names())
+    return tuple(sorted(firmware.target for firmware in found if firmware is not None))
+
+
+def place(target: Target, *, arena_bytes: int, rest_bytes: int) -> Placed | None:
+    """Where the arena lies, and where all else; None where they do not fit. An arena lies within one memory."""
+    need = rest_bytes + target.firmware.stack_bytes + OWN_BYTES
+    for rest in target.ram:
+        for arena in target.ram:
+            taken = need + arena_bytes if arena == rest else need
+            if taken <= rest.n_bytes and arena_bytes <= arena.n_bytes:
+                return Placed(arena, rest)
+    return None
+
+
+def _joined(regions: tuple[Region, ...]) -> list[Memory]:
+    found: list[Memory] = []
+    for region in sorted(regions, key=lambda region: region.address or 0):
+        address, n_bytes = region.address or 0, int(region.n_bytes.value)
+        if found and region.address is not None and found[-1].address + found[-1].n_bytes == address:
+            last = found.pop()
+            found.append(Memory(f"{last.name}, {region.name}", last.address, last.n_bytes + n_bytes))
+        else:
+            found.append(Memory(region.name, address, n_bytes))
+    return found

@@ -1,0 +1,116 @@
+"""`edgetrain export` and `edgetrain emulate` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgetrain.cli import main
+from edgetrain.firmware import export as export_module
+from edgetrain.firmware import kernels
+
+NETS = """
+from torch import nn
+
+def small(classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, classes),
+    )
+
+def odd(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.GELU(), nn.Linear(16, classes))
+
+def wide(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, classes))
+"""
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(NETS)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def words(net: str, target: str, *more: object) -> tuple[object, ...]:
+    return ("export", f"own.py:{net}", "--target", target, "--data", "digits", "--batch", 4, "--out", "fw", *more)
+
+
+def test_export_checks_itself_and_emulate_trains(run: Run) -> None:
+    code, out, err = run(*words("small", "linux-x86_64", "--check", 2, "--momentum", 0.9, "--json"))
+    assert code == 0, err
+    said: dict[str, Any] = json.loads(out)
+    assert said["wrong"] == []
+    assert said["checked"] >= 8
+    code, out, err = run("emulate", "fw", "--data", "digits", "--steps", 30, "--json")
+    assert code == 0, err
+    trained = json.loads(out)
+    assert trained["arena_used_bytes"] == trained["arena_planned_bytes"] == said["arena_bytes"]
+    assert sum(trained["losses"][-5:]) < sum(trained["losses"][:5])
+    code, out, _ = run("emulate", "fw", "--data", "digits", "--steps", 2)
+    assert code == 0
+    assert "2 steps on linux-x86_64" in out
+
+
+def test_a_wrong_kernel_ends_with_an_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    planted = shutil.copytree(kernels.FOLDER, tmp_path / "kernels")
+    source = planted / "max_pool2d.c"
+    assert "+= *dy++;" in source.read_text()
+    source.write_text(source.read_text().replace("+= *dy++;", "+= *dy++ * 1.0001f;"))
+    monkeypatch.setattr(export_module, "FOLDER", planted)
+    code, _, err = run(*words("small", "linux-x86_64", "--check", 1))
+    assert code == 1
+    assert "tensors of the firmware are wrong" in err
+    assert "gradient 0.weight" in err
+
+
+def test_what_cannot_be_exported_is_said_before_anything_is_written(run: Run) -> None:
+    code, _, err = run(*words("odd", "nrf52840"))
+    assert code == 1
+    assert "no kernel for aten.gelu.default" in err
+    assert "module 2" in err
+    code, _, err = run(*words("wide", "mkr1000"))
+    assert code == 1
+    assert "what would help, each by itself" in err
+    code, _, err = run(*words("small", "z80"))
+    assert code == 1
+    assert "nrf52840" in err
+    code, _, err = run("emulate", "nowhere", "--data", "digits")
+    assert code == 1
+    assert "Traceback" not in err
+    assert not Path("fw").exists()
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
+def test_a_board_is_emulated_and_a_failure_has_its_code(run: Run) -> None:
+    assert run(*words("small", "nrf52840"))[0] == 0
+    code, out, err = run("emulate", "fw", "--data", "digits", "--steps", 2, "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["arena_used_bytes"] == said["arena_planned_bytes"] == said["sections"][".arena"]
+    assert said["instructions"] == sum(said["instructions_by_function"].values())
+    assert "instructions" in run("emulate", "fw", "--data", "digits", "--steps", 1)[1]
+    model = Path("fw/model.c")
+    broken = "    step_number += 1;\n    *(volatile float *)0x20040000u = 1.0f;"
+    model.write_text(model.read_text().replace("    step_number += 1;", broken))
+    code, out, _ = run("emulate", "fw", "--data", "digits", "--steps", 2, "--json")
+    assert code == 1
+    assert json.loads(out)["failed"] == 5

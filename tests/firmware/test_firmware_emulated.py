@@ -1,0 +1,168 @@
+"""Real firmware in QEMU: the same bits as on this machine, its memory to the byte, and faults that are seen."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from firmware_nets import NETS, Made, Net, adam, make, plain_sgd
+from torch import nn
+
+from edgetrain.errors import UserError
+from edgetrain.firmware import parity
+from edgetrain.firmware.build import build
+from edgetrain.firmware.emulate import FirmwareFailed, Run, run_firmware
+
+missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
+pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+STEPS = 2
+SMALL = replace(NETS["everything"], samples=2)
+BOARDS = {
+    "nrf52840": (SMALL, 256 * 1024), "stm32f746": (SMALL, 320 * 1024), "stm32f405": (SMALL, 128 * 1024),
+    "cortex-m55": (SMALL, 512 * 1024), "mkr1000": (NETS["mlp"], 32 * 1024),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]]:
+    """The same net on this machine, run once."""
+
+    @functools.cache
+    def run(net: Net) -> tuple[Made, Run, list[tuple[torch.Tensor, ...]]]:
+        folder = tmp_path_factory.mktemp("here") / "fw"
+        made = make(net, folder, optimizer=adam)
+        batches = made.batches(STEPS)
+        return made, run_firmware(folder, batches, variant="debug"), batches
+
+    return run
+
+
+@pytest.mark.parametrize("target", BOARDS)
+def test_a_board_gives_the_same_bits_as_this_machine(
+    target: str, here: Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]], tmp_path: Path
+) -> None:
+    net, ram_bytes = BOARDS[target]
+    _, expected, batches = here(net)
+    made = make(net, tmp_path / "fw", optimizer=adam, target=target)
+    run = run_firmware(tmp_path / "fw", batches, variant="debug")
+    assert run.losses == expected.losses
+    assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
+    for step in range(STEPS):
+        assert all(torch.equal(value, expected.gradients[step][name]) for name, value in run.gradients[step].items())
+    # Memory: predicted by the plan, linked, and measured by paint.
+    live = made.plan.peak_bytes - made.plan.persistent_bytes
+    assert run.built.sections[".arena"] == run.arena_used_bytes == made.project.arena_bytes == live
+    assert made.project.lasting_bytes + made.project.frozen_bytes == made.plan.persistent_bytes
+    assert 0 <= run.built.sections[".bss"] - made.project.lasting_bytes < 64
+    assert run.built.ram_bytes <= ram_bytes
+    assert 0 < run.stack_used_bytes < run.built.sections[".stack"] - 512
+    assert run.instructions is not None
+    assert run.instructions > 10_000
+
+
+@pytest.mark.parametrize(
+    ("target", "compiler"),
+    [("linux-aarch64", "aarch64-linux-gnu-gcc"), ("linux-armv6", "arm-linux-gnueabihf-gcc")],
+)
+def test_a_linux_board_gives_the_same_bits_as_this_machine(
+    target: str, compiler: str, here: Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]], tmp_path: Path
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    _, expected, batches = here(NETS["mlp"])
+    make(NETS["mlp"], tmp_path / "fw", optimizer=adam, target=target)
+    run = run_firmware(tmp_path / "fw", batches, variant="debug")
+    assert run.losses == expected.losses
+    assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
+    for step in range(STEPS):
+        assert all(torch.equal(value, expected.gradients[step][name]) for name, value in run.gradients[step].items())
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(NETS["mlp"], tmp_path_factory.mktemp("board") / "fw", optimizer=plain_sgd, target="nrf52840")
+
+
+@pytest.fixture
+def folder(board: Made, tmp_path: Path) -> Path:
+    """A copy of the project to be spoilt."""
+    return shutil.copytree(board.project.folder, tmp_path / "copy")
+
+
+def test_numbers_in_the_emulator_are_as_exact_as_pytorch_and_counts_do_not_change(board: Made) -> None:
+    batches = board.batches(10)
+    run, rows = parity.compare(board.project.folder, board.model, board.net.loss, board.optimizer, batches)
+    parity.require_right(rows)
+    again = run_firmware(board.project.folder, batches, variant="debug")
+    assert run.instructions_by == again.instructions_by
+    assert run.instructions_by["dense_backward_weight"] > run.instructions_by["relu_forward"] > 0
+
+
+STRAY = {
+    "a write past the board's RAM": "*(volatile float *)0x20040000u = 1.0f;",
+    "a write to flash": "*(volatile unsigned char *)(uintptr_t)model_weights = 1;",
+    "a read past flash": "(void)*(volatile float *)0x00100000u;",
+    "a jump to RAM": "((void (*)(void))0x20001001u)();",
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_a_stray_access_ends_the_run_with_its_code(stray: str, board: Made, folder: Path) -> None:
+    model = folder / "model.c"
+    model.write_text(model.read_text().replace("    step_number += 1;", f"    step_number += 1;\n    {STRAY[stray]}"))
+    with pytest.raises(FirmwareFailed, match="fault") as told:
+        run_firmware(folder, board.batches(1), time_limit_s=60)
+    assert told.value.code == 5
+
+
+def test_a_stack_that_overflows_ends_the_run_with_its_code(board: Made, folder: Path) -> None:
+    model = folder / "model.c"
+    deep = "int deep(volatile int n);\nint deep(volatile int n)\n{\n    return n == 0 ? 0 : 1 + deep(n - 1) + n;\n}\n\n"
+    text = model.read_text().replace("int train_step(", deep + "int train_step(")
+    model.write_text(text.replace("    step_number += 1;", "    step_number += 1;\n    (void)deep(100000);"))
+    with pytest.raises(FirmwareFailed, match="fault") as told:
+        run_firmware(folder, board.batches(1), time_limit_s=60)
+    assert told.value.code == 5
+
+
+def test_a_bad_label_ends_the_run_with_its_code(board: Made) -> None:
+    x, y = board.batches(1)[0]
+    with pytest.raises(FirmwareFailed) as told:
+        run_firmware(board.project.folder, [(x, y), (x, y + 7)])
+    assert told.value.code == 4
+
+
+def test_a_program_that_is_too_large_does_not_link(folder: Path) -> None:
+    script = folder / "board/link_emulated.ld"
+    script.write_text(re.sub(r"(RAM \(rw\).*LENGTH = )\d+", r"\g<1>4608", script.read_text()))
+    with pytest.raises(UserError, match="does not fit"):
+        build(folder)
+
+
+class Wide(nn.Module):
+    """110 KB of weights, and 51 KB of arena: more than 128 KB together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(100, 128), nn.Linear(128, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return result
+
+
+def test_an_arena_that_does_not_fit_beside_the_weights_lies_in_the_other_memory(tmp_path: Path) -> None:
+    made = make(Net(Wide, (100,), 100), tmp_path / "fw", optimizer=plain_sgd, target="stm32f405")
+    script = (tmp_path / "fw/board/link.ld").read_text()
+    assert "ARENA (rw) : ORIGIN = 0x10000000, LENGTH = 65536" in script
+    assert "FLASH (rx) : ORIGIN = 0x08000000" in script
+    run, rows = parity.compare(tmp_path / "fw", made.model, made.net.loss, made.optimizer, made.batches(1))
+    parity.require_right(rows)
+    assert run.arena_used_bytes == made.project.arena_bytes
