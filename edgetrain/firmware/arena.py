@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.firmware.lower import WORD_BYTES
+from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.layout import Block, check, lay_out
 from edgetrain.plan.plan import Compute, Free, Plan

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from edgetrain.errors import UserError
 from edgetrain.firmware.arena import Arena
 from edgetrain.firmware.kernels import Scene, double, identifier, kernel_of, number
-from edgetrain.firmware.lower import WORD_BYTES
+from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.graph.ir import PERSISTENT, Graph, Op
 from edgetrain.ops.replay import replay
 from edgetrain.ops.update import Settings

@@ -31,7 +31,8 @@ from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Lasting, Part, emit, lasting_tensors
 from edgetrain.firmware.fit import infeasible, own_bytes
 from edgetrain.firmware.kernels import FOLDER, files_of
-from edgetrain.firmware.lower import WORD_BYTES, is_lowered, lower_for_firmware
+from edgetrain.firmware.lower import is_lowered, lower_for_firmware
+from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.firmware.target import Placed, Target, load_target, place
 from edgetrain.graph import optimizers
 from edgetrain.graph.capture import capture_inference

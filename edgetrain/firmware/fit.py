@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from edgetrain.costs.model import model_costs
 from edgetrain.errors import Infeasible
 from edgetrain.firmware.arena import arena_of
-from edgetrain.firmware.lower import WORD_BYTES, live_ops
+from edgetrain.firmware.lowering import WORD_BYTES, live_ops
 from edgetrain.firmware.target import OWN_BYTES, Target
 from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref

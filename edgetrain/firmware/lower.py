@@ -23,15 +23,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.fuse import compact, fuse_batch_norm
-from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
+from edgetrain.errors import InternalError
+from edgetrain.firmware.lowering import (
+    ABOUT,
+    Dense,
+    Expanded,
+    LogSoftmax,
+    LossGradient,
+    Lowering,
+    Mask,
+    Nothing,
+    One,
+    Rule,
+    Slice,
+    Transposed,
+    contiguous,
+    identifier,
+    nhwc,
+    same_in_memory,
+)
+from edgetrain.graph.fuse import fuse_batch_norm
+from edgetrain.graph.ir import Graph, Op, Ref, Value
 from edgetrain.graph.verify import verify
 
-ABOUT = "firmware"  # the key in `Graph.about` by which a lowered graph is known
-WORD_BYTES = 4
 _MOST_WINDOW = 256  # places in a window of a max pool: which one it was is kept in a byte
 
 
@@ -43,18 +59,9 @@ def lower_for_firmware(graph: Graph) -> Graph:
     """The same step in ops that firmware has kernels for."""
     if is_lowered(graph):
         return graph
-    lowered = _Lowering(fuse_batch_norm(_channels_last(graph))).run()
+    lowered = Lowering(fuse_batch_norm(_channels_last(graph)), _RULES).run()
     verify(lowered)
     return lowered
-
-
-def nhwc(shape: Sequence[int]) -> tuple[int, ...]:
-    _, C, H, W = shape
-    return (H * W * C, 1, W * C, C)
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
 def _channels_last(graph: Graph) -> Graph:
@@ -66,296 +73,6 @@ def _channels_last(graph: Graph) -> Graph:
     return replace(graph, tensors=tuple(tensors))
 
 
-# ---- what a tensor of the captured graph has become
-
-
-@dataclass(frozen=True)
-class _Dense:
-    """A tensor of the new graph."""
-
-    tensor: int
-
-
-@dataclass(frozen=True)
-class _Transposed:
-    """A matrix, its rows and columns exchanged."""
-
-    tensor: int
-
-
-@dataclass(frozen=True)
-class _Expanded:
-    """[B, C, 1, 1] shown as [B, C, H, W]."""
-
-    tensor: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Slice:
-    """Some channels of a tensor."""
-
-    tensor: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class _Mask:
-    """What a dropout multiplies with: 1 / keep where the mask is 1; before it was divided, 1."""
-
-    tensor: int
-    keep: float
-    divided: bool
-
-
-@dataclass(frozen=True)
-class _LogSoftmax:
-    """The logarithms of a softmax that were not asked for by themselves so far; `made` is where they lie when the loss
-    has made them."""
-
-    logits: int
-    made: int | None = None
-
-
-@dataclass(frozen=True)
-class _LossGradient:
-    """The gradient of a loss with respect to log-probabilities, before the softmax's own gradient is taken."""
-
-    labels: int
-    mean: bool
-
-
-@dataclass(frozen=True)
-class _One:
-    """The gradient of the loss with respect to itself."""
-
-
-@dataclass(frozen=True)
-class _Nothing:
-    """Memory whose content does not matter."""
-
-
-_Value = _Dense | _Transposed | _Expanded | _Slice | _Mask | _LogSoftmax | _LossGradient | _One | _Nothing
-
-
-class _Lowering:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.storages: list[Storage] = []
-        self.tensors: list[Tensor] = []
-        self.ops: list[Op] = []
-        self.sources: dict[int, Source] = {}
-        self.value: dict[int, _Value] = {}  # by tensor of the captured graph
-        self.copies: dict[tuple[int, str], int] = {}  # a tensor in another layout
-        self.inverse: dict[tuple[int, float], int] = {}  # running variance, eps → 1 / sqrt(variance + eps)
-        self.before: dict[int, int] = {}  # result of an op → what it was made from, for names of gradients
-        self.names: set[str] = set()
-        self.counts: dict[str, int] = {}
-        self.op: Op = graph.ops[0]
-
-    def run(self) -> Graph:
-        for t, source in self.graph.sources.items():
-            self._source(t, source)
-        for op in self.graph.ops:
-            self.op = op
-            rule = _RULES.get(op.kind)
-            if rule is None:
-                raise self.refuse(f"there is no kernel for {op.kind}")
-            rule(self, op)
-        # First: a result may have to be laid out, by an op of its own.
-        gradients = {self.dense(p): self._gradient(p, g) for p, g in self.graph.gradients.items()}
-        outputs = tuple(self.dense(t) for t in self.graph.outputs)
-        graph = Graph(
-            storages=tuple(self.storages),
-            tensors=tuple(self.tensors),
-            ops=tuple(self.ops),
-            sources=self.sources,
-            outputs=outputs,
-            gradients=gradients,
-            unused=self.graph.unused,
-            about={**self.graph.about, ABOUT: "float32"},
-        )
-        return compact(replace(graph, ops=live_ops(graph)))
-
-    def _gradient(self, parameter: int, gradient: int) -> int:
-        updates = (op for op in self.ops if op.phase == "update" and op.reads[0] == self.dense(parameter))
-        found = next(updates, None)
-        return self.dense(gradient) if found is None else found.reads[1]
-
-    def _source(self, t: int, source: Source) -> None:
-        old = self.graph.tensors[t]
-        if source.sort in ("external", "constant"):
-            raise UserError(
-                f"{old.name} is no part of the model, and firmware would not know its value",
-                expected="a loss that reads the model and the batch alone",
-                next_step="register it as a buffer of the model, or leave it out of the loss",
-            )
-        dtype = "int32" if source.sort == "input" and old.dtype == "int64" else old.dtype
-        if dtype not in ("float32", "int32", "int64"):
-            raise UserError(f"{old.name} is of type {old.dtype}, and firmware has float32 kernels", expected="float32")
-        number = self._tensor(_identifier(old.name), old.shape, self.graph.storages[old.storage].role, dtype)
-        self.tensors[number] = replace(self.tensors[number], name=old.name)
-        self.sources[number] = source
-        self.value[t] = _Dense(number)
-
-    # ---- building
-
-    def _tensor(self, name: str, shape: Sequence[int], role: Role, dtype: str = "float32") -> int:
-        """A new tensor in a storage of its own."""
-        stride = nhwc(shape) if len(shape) == 4 else contiguous(shape)
-        return self._laid_out(name, shape, stride, role, dtype)
-
-    def _laid_out(self, name: str, shape: Sequence[int], stride: tuple[int, ...], role: Role, dtype: str) -> int:
-        made = Tensor(self._unique(name), len(self.storages), tuple(shape), stride, dtype)
-        self.storages.append(Storage(-(-made.n_bytes // WORD_BYTES) * WORD_BYTES, role))
-        self.tensors.append(made)
-        return len(self.tensors) - 1
-
-    def _unique(self, name: str) -> str:
-        found, count = name, 1
-        while found in self.names:
-            count += 1
-            found = f"{name}_{count}"
-        self.names.add(found)
-        return found
-
-    def add(
-        self, kind: str, args: Sequence[Value], outputs: Sequence[int], *,
-        writes: Sequence[int] = (), kwargs: Sequence[tuple[str, Value]] = (), view: bool = False,
-    ) -> None:  # fmt: skip
-        base = kind.removeprefix("edgetrain.").removeprefix("aten.").replace(".", "_")
-        self.counts[base] = self.counts.get(base, 0) + 1
-        name, phase, module = f"{base}_{self.counts[base]}", self.op.phase, self.op.module
-        made = Op(name, kind, tuple(args), tuple(kwargs), tuple(outputs), phase, module, tuple(writes), view=view)
-        self.ops.append(made)
-
-    def result(self, name: str, shape: Sequence[int], dtype: str = "float32") -> int:
-        phase: Phase = self.op.phase
-        return self._tensor(name, shape, "gradient" if phase == "backward" else "activation", dtype)
-
-    def forward_result(self, kind: str, shape: Sequence[int]) -> int:
-        """Named by its kind and its number, as relu_3."""
-        self.counts[f"results of {kind}"] = count = self.counts.get(f"results of {kind}", 0) + 1
-        return self.result(f"{kind}_{count}", shape)
-
-    def gradient_of(self, t: int) -> int:
-        """A result that is the gradient of this tensor, as d_relu_3."""
-        return self.result(f"d_{_identifier(self.tensors[t].name)}", self.tensors[t].shape)
-
-    def gives(self, position: int, t: int) -> None:
-        """This result of the captured op is that tensor."""
-        old = self.op.outputs[position]
-        if old is not None:
-            self.value[old] = _Dense(t)
-
-    # ---- reading
-
-    def refuse(self, what: str, next_step: str | None = None) -> UserError:
-        where = f", module {self.op.module}" if self.op.module else ""
-        return UserError(
-            f"{what} (op {self.op.name}{where}) in firmware", expected=f"ops among {', '.join(_known())}",
-            received=self.op.kind, next_step=next_step,
-        )  # fmt: skip
-
-    def held(self, position: int) -> _Value:
-        ref = self.op.args[position]
-        if not isinstance(ref, Ref):
-            raise self.refuse(f"{self.op.kind} with {ref!r} in the place of a tensor has no kernel")
-        return self.value[ref.tensor]
-
-    def arg(self, position: int) -> int:
-        """The tensor at that place of the op's arguments, dense, an image as [B, H, W, C]."""
-        ref = self.op.args[position]
-        if not isinstance(ref, Ref):
-            raise self.refuse(f"{self.op.kind} with {ref!r} in the place of a tensor has no kernel")
-        return self.dense(ref.tensor)
-
-    def optional(self, position: int) -> int | None:
-        return None if len(self.op.args) <= position or self.op.args[position] is None else self.arg(position)
-
-    def dense(self, old: int) -> int:
-        value = self.value[old]
-        if isinstance(value, _Dense):
-            return self.image(value.tensor)
-        if isinstance(value, _Slice):
-            made = self._sliced(value)
-            self.value[old] = _Dense(made)
-            return made
-        raise self.refuse(f"{self.op.kind} of a tensor that is {_WORDS[type(value)]} has no kernel")
-
-    def _sliced(self, value: _Slice) -> int:
-        whole = self.tensors[value.tensor]
-        C, *rest = whole.shape[1:]
-        made = self.result(f"{_identifier(whole.name)}_part", (whole.shape[0], value.end - value.start, *rest))
-        rows = whole.n_elements // C
-        self.add("edgetrain.concat.backward", (Ref(value.tensor), rows, C, value.start, value.end), (made,))
-        return made
-
-    def image(self, t: int) -> int:
-        """The tensor with its channels innermost, if it is an image."""
-        tensor = self.tensors[t]
-        if len(tensor.shape) != 4 or tensor.stride == nhwc(tensor.shape) or _same_in_memory(tensor.shape):
-            return t
-        return self._copy(t, "nhwc")
-
-    def in_order(self, t: int) -> int:
-        """The tensor in the order of its shape."""
-        tensor = self.tensors[t]
-        if len(tensor.shape) != 4 or tensor.stride == contiguous(tensor.shape) or _same_in_memory(tensor.shape):
-            return t
-        return self._copy(t, "nchw")
-
-    def _copy(self, t: int, layout: str) -> int:
-        if (t, layout) not in self.copies:
-            tensor = self.tensors[t]
-            stride = nhwc(tensor.shape) if layout == "nhwc" else contiguous(tensor.shape)
-            role: Role = "gradient" if self.op.phase == "backward" else "activation"
-            made = self._laid_out(f"{_identifier(tensor.name)}_{layout}", tensor.shape, stride, role, tensor.dtype)
-            self.add(f"edgetrain.permute.to_{layout}", (Ref(t),), (made,))
-            self.copies[t, layout] = made
-            self.copies[made, "nchw" if layout == "nhwc" else "nhwc"] = t
-        return self.copies[t, layout]
-
-    def shape(self, t: int) -> tuple[int, ...]:
-        return self.tensors[t].shape
-
-    def before_or(self, t: int) -> int:
-        """What the tensor was made from; itself where that is not known."""
-        return self.before.get(t, t)
-
-
-def _identifier(name: str) -> str:
-    return "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-
-
-def _same_in_memory(shape: Sequence[int]) -> bool:
-    """[B, C, H, W] and [B, H, W, C] are the same numbers in the same order."""
-    return shape[1] == 1 or shape[2] * shape[3] == 1
-
-
-def live_ops(graph: Graph) -> tuple[Op, ...]:
-    """The ops that make what is asked for or change what lasts."""
-    needed = {graph.tensors[t].storage for t in (*graph.outputs, *graph.gradients.values())}
-    kept = []
-    for op in reversed(graph.ops):
-        if op.writes or any(graph.tensors[t].storage in needed for t in op.creates):
-            kept.append(op)
-            needed |= {graph.tensors[t].storage for t in op.reads}
-    return tuple(reversed(kept))
-
-
-def _known() -> list[str]:
-    return sorted({kind.split(".")[1] for kind in _RULES})
-
-
-_WORDS = {
-    _Transposed: "a matrix transposed", _Expanded: "one number shown many times", _Mask: "a dropout's mask",
-    _LogSoftmax: "the logarithm of a softmax", _LossGradient: "the gradient of a loss", _One: "the constant one",
-    _Nothing: "memory without content",
-}  # fmt: skip
-
-Rule = Callable[[_Lowering, Op], None]
 _RULES: dict[str, Rule] = {}
 
 
@@ -384,7 +101,7 @@ def _pair(value: Value, default: int | None = None) -> tuple[int, int]:
 
 
 @_rule("aten.convolution.default")
-def _convolution(w: _Lowering, op: Op) -> None:
+def _convolution(w: Lowering, op: Op) -> None:
     x, weight, bias = w.arg(0), w.arg(1), w.optional(2)
     rest = _window(w, op.args[3:9], x)
     assert op.outputs[0] is not None
@@ -394,7 +111,7 @@ def _convolution(w: _Lowering, op: Op) -> None:
     w.gives(0, y)
 
 
-def _window(w: _Lowering, args: Sequence[Value], x: int) -> tuple[Value, ...]:
+def _window(w: Lowering, args: Sequence[Value], x: int) -> tuple[Value, ...]:
     """stride, padding, dilation and groups as six numbers and one."""
     stride, padding, dilation, transposed, _, groups = args
     if transposed or len(w.shape(x)) != 4:
@@ -403,7 +120,7 @@ def _window(w: _Lowering, args: Sequence[Value], x: int) -> tuple[Value, ...]:
 
 
 @_rule("aten.convolution_backward.default")
-def _convolution_backward(w: _Lowering, op: Op) -> None:
+def _convolution_backward(w: Lowering, op: Op) -> None:
     dy, x, weight = w.arg(0), w.arg(1), w.arg(2)
     rest = _window(w, op.args[4:10], x)
     if op.outputs[1] is not None:
@@ -420,36 +137,36 @@ def _convolution_backward(w: _Lowering, op: Op) -> None:
         w.gives(0, dx)
 
 
-def _bias_name(w: _Lowering, weight: int) -> str:
-    return f"d_{_identifier(w.tensors[weight].name.removesuffix('weight') + 'bias')}"
+def _bias_name(w: Lowering, weight: int) -> str:
+    return f"d_{identifier(w.tensors[weight].name.removesuffix('weight') + 'bias')}"
 
 
 @_rule("aten.t.default", "aten.transpose.int")
-def _transpose(w: _Lowering, op: Op) -> None:
+def _transpose(w: Lowering, op: Op) -> None:
     value = w.held(0)
     assert op.outputs[0] is not None
-    if len(w.graph.tensors[op.outputs[0]].shape) != 2 or not isinstance(value, _Dense | _Transposed):
+    if len(w.graph.tensors[op.outputs[0]].shape) != 2 or not isinstance(value, Dense | Transposed):
         raise w.refuse("a transposed tensor of this shape has no kernel")
-    turned = _Transposed if isinstance(value, _Dense) else _Dense
+    turned = Transposed if isinstance(value, Dense) else Dense
     w.value[op.outputs[0]] = turned(value.tensor)
 
 
 @_rule("aten.addmm.default", "aten.mm.default")
-def _product(w: _Lowering, op: Op) -> None:
+def _product(w: Lowering, op: Op) -> None:
     first = 1 if op.kind.startswith("aten.addmm") else 0
     if first and (op.kwargs or len(op.args) > 3 or len(w.shape(w.arg(0))) != 1):
         raise w.refuse("addmm with factors or with a matrix to be added has no kernel")
     a, b = w.held(first), w.held(first + 1)
-    if isinstance(a, _Dense) and isinstance(b, _Transposed):
+    if isinstance(a, Dense) and isinstance(b, Transposed):
         x, weight = a.tensor, b.tensor
         y = w.forward_result("dense", (w.shape(x)[0], w.shape(weight)[0]))
         w.add("edgetrain.dense.forward", (Ref(x), Ref(weight), Ref(w.arg(0)) if first else None), (y,))
         w.before[y] = x
-    elif first == 0 and isinstance(a, _Transposed) and isinstance(b, _Dense):
+    elif first == 0 and isinstance(a, Transposed) and isinstance(b, Dense):
         dy, x = a.tensor, b.tensor
         y = w.result(_weight_gradient(w, dy, x), (w.shape(dy)[1], w.shape(x)[1]))
         w.add("edgetrain.dense.backward_weight", (Ref(dy), Ref(x)), (y,))
-    elif first == 0 and isinstance(a, _Dense) and isinstance(b, _Dense):
+    elif first == 0 and isinstance(a, Dense) and isinstance(b, Dense):
         dy, weight = a.tensor, b.tensor
         y = w.result(_input_gradient(w, weight), (w.shape(dy)[0], w.shape(weight)[1]))
         w.add("edgetrain.dense.backward_input", (Ref(dy), Ref(weight)), (y,))
@@ -458,26 +175,26 @@ def _product(w: _Lowering, op: Op) -> None:
     w.gives(0, y)
 
 
-def _layer(w: _Lowering, position: int, t: int) -> Op | None:
+def _layer(w: Lowering, position: int, t: int) -> Op | None:
     """The dense layer that has this tensor at that place of its arguments."""
     layers = (o for o in w.ops if o.kind == "edgetrain.dense.forward" and o.args[position] == Ref(t))
     return next(layers, None)
 
 
-def _weight_gradient(w: _Lowering, dy: int, x: int) -> str:
+def _weight_gradient(w: Lowering, dy: int, x: int) -> str:
     shape = (w.shape(dy)[1], w.shape(x)[1])
     layers = (o for o in w.ops if o.kind == "edgetrain.dense.forward" and o.args[0] == Ref(x))
-    names = [_identifier(w.tensors[o.reads[1]].name) for o in layers if w.shape(o.reads[1]) == shape]
+    names = [identifier(w.tensors[o.reads[1]].name) for o in layers if w.shape(o.reads[1]) == shape]
     return f"d_{names[0]}" if len(names) == 1 else "d_weight"
 
 
-def _input_gradient(w: _Lowering, weight: int) -> str:
+def _input_gradient(w: Lowering, weight: int) -> str:
     layer = _layer(w, 1, weight)
-    return "d_input" if layer is None else f"d_{_identifier(w.tensors[layer.reads[0]].name)}"
+    return "d_input" if layer is None else f"d_{identifier(w.tensors[layer.reads[0]].name)}"
 
 
 @_rule("aten.sum.dim_IntList")
-def _sum(w: _Lowering, op: Op) -> None:
+def _sum(w: Lowering, op: Op) -> None:
     x = w.arg(0)
     shape, dims = w.shape(x), op.args[1]
     others = {at for at in range(len(shape)) if at != 1}
@@ -493,7 +210,7 @@ def _sum(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.relu.default", "aten.hardtanh.default", "aten.sigmoid.default", "aten.tanh.default")
-def _activation(w: _Lowering, op: Op) -> None:
+def _activation(w: Lowering, op: Op) -> None:
     kind = op.kind.split(".")[1]
     limits: tuple[Value, ...] = ()
     if kind == "hardtanh":
@@ -517,7 +234,7 @@ _BACKWARD = {
 
 
 @_rule(*_BACKWARD)
-def _activation_backward(w: _Lowering, op: Op) -> None:
+def _activation_backward(w: Lowering, op: Op) -> None:
     kind = _BACKWARD[op.kind]
     if kind == "relu" and op.args[2] != 0:
         raise w.refuse("a threshold other than 0 has no kernel")
@@ -529,7 +246,7 @@ def _activation_backward(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.add.Tensor")
-def _add(w: _Lowering, op: Op) -> None:
+def _add(w: Lowering, op: Op) -> None:
     if op.kwargs or not isinstance(op.args[1], Ref):
         raise w.refuse("a sum with a number, or with a factor, has no kernel")
     a, b = w.arg(0), w.arg(1)
@@ -541,7 +258,7 @@ def _add(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.add_.Tensor")
-def _count(w: _Lowering, op: Op) -> None:
+def _count(w: Lowering, op: Op) -> None:
     target = w.arg(0)
     number = op.args[1]
     if w.tensors[target].dtype != "int64" or w.shape(target) != () or not isinstance(number, int):
@@ -553,7 +270,7 @@ def _count(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.clone.default", "aten.contiguous.default", "aten.detach.default", "aten.alias.default")
-def _same(w: _Lowering, op: Op) -> None:
+def _same(w: Lowering, op: Op) -> None:
     """A copy of the same numbers is not needed: nothing here is changed in place."""
     assert op.outputs[0] is not None
     w.value[op.outputs[0]] = w.held(0)
@@ -563,19 +280,19 @@ def _same(w: _Lowering, op: Op) -> None:
     "aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.squeeze.dim", "aten.squeeze.dims",
     "aten.unsqueeze.default", "aten.squeeze.default",
 )  # fmt: skip
-def _view(w: _Lowering, op: Op) -> None:
+def _view(w: Lowering, op: Op) -> None:
     assert op.outputs[0] is not None
     shape = w.graph.tensors[op.outputs[0]].shape
     old = op.args[0]
     assert isinstance(old, Ref)
     value = w.value[old.tensor]
-    if isinstance(value, _Dense) and w.shape(value.tensor) == shape:
+    if isinstance(value, Dense) and w.shape(value.tensor) == shape:
         w.value[op.outputs[0]] = value
         return
-    x = w.in_order(value.tensor if isinstance(value, _Dense) else w.dense(old.tensor))
+    x = w.in_order(value.tensor if isinstance(value, Dense) else w.dense(old.tensor))
     tensor = w.tensors[x]
-    stride = nhwc(shape) if len(shape) == 4 and _same_in_memory(shape) else contiguous(shape)
-    w.tensors.append(replace(tensor, name=w._unique(f"{_identifier(tensor.name)}_view"), shape=shape, stride=stride))
+    stride = nhwc(shape) if len(shape) == 4 and same_in_memory(shape) else contiguous(shape)
+    w.tensors.append(replace(tensor, name=w.unique(f"{identifier(tensor.name)}_view"), shape=shape, stride=stride))
     made = len(w.tensors) - 1
     w.add("aten.view.default", (Ref(x), shape), (made,), view=True)
     w.before[made] = x
@@ -583,7 +300,7 @@ def _view(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.slice.Tensor")
-def _slice(w: _Lowering, op: Op) -> None:
+def _slice(w: Lowering, op: Op) -> None:
     assert op.outputs[0] is not None
     x, dim, start, end = w.arg(0), *op.args[1:4]
     assert isinstance(dim, int)
@@ -591,11 +308,11 @@ def _slice(w: _Lowering, op: Op) -> None:
     assert isinstance(end, int)
     if dim % len(w.shape(x)) != 1 or len(op.args) > 4:
         raise w.refuse("a part of a tensor other than some of its channels has no kernel")
-    w.value[op.outputs[0]] = _Slice(x, start, min(end, w.shape(x)[1]))
+    w.value[op.outputs[0]] = Slice(x, start, min(end, w.shape(x)[1]))
 
 
 @_rule("aten.cat.default")
-def _concat(w: _Lowering, op: Op) -> None:
+def _concat(w: Lowering, op: Op) -> None:
     assert op.outputs[0] is not None
     shape = w.graph.tensors[op.outputs[0]].shape
     dim = op.args[1] if len(op.args) > 1 else 0
@@ -611,7 +328,7 @@ def _concat(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.max_pool2d_with_indices.default")
-def _max_pool(w: _Lowering, op: Op) -> None:
+def _max_pool(w: Lowering, op: Op) -> None:
     x, pool = w.arg(0), _pool(w, op.args)
     assert op.outputs[0] is not None
     shape = w.graph.tensors[op.outputs[0]].shape
@@ -623,7 +340,7 @@ def _max_pool(w: _Lowering, op: Op) -> None:
     w.gives(1, where)
 
 
-def _pool(w: _Lowering, args: Sequence[Value]) -> tuple[int, ...]:
+def _pool(w: Lowering, args: Sequence[Value]) -> tuple[int, ...]:
     """The sides of the window, the strides and the paddings of x, kernel, stride, padding, dilation."""
     kernel = _pair(args[1])
     stride = _pair(args[2], 0) if len(args) > 2 else (0, 0)
@@ -636,7 +353,7 @@ def _pool(w: _Lowering, args: Sequence[Value]) -> tuple[int, ...]:
 
 
 @_rule("aten.max_pool2d_with_indices_backward.default")
-def _max_pool_backward(w: _Lowering, op: Op) -> None:
+def _max_pool_backward(w: Lowering, op: Op) -> None:
     dy, x, where = w.arg(0), w.arg(1), w.arg(7)
     dx = w.gradient_of(x)
     w.add("edgetrain.max_pool2d.backward", (Ref(dy), Ref(where), *_pool(w, op.args[1:6])), (dx,))
@@ -644,7 +361,7 @@ def _max_pool_backward(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.avg_pool2d.default")
-def _avg_pool(w: _Lowering, op: Op) -> None:
+def _avg_pool(w: Lowering, op: Op) -> None:
     x = w.arg(0)
     assert op.outputs[0] is not None
     y = w.forward_result("avg_pool2d", w.graph.tensors[op.outputs[0]].shape)
@@ -653,7 +370,7 @@ def _avg_pool(w: _Lowering, op: Op) -> None:
     w.gives(0, y)
 
 
-def _averaged(w: _Lowering, args: Sequence[Value]) -> tuple[Value, ...]:
+def _averaged(w: Lowering, args: Sequence[Value]) -> tuple[Value, ...]:
     """x, kernel, stride, padding, ceil_mode, count_include_pad, divisor → the window, and what padding counts."""
     if len(args) > 6 and args[6] is not None:
         raise w.refuse("an average pool with a divisor of its own has no kernel")
@@ -662,7 +379,7 @@ def _averaged(w: _Lowering, args: Sequence[Value]) -> tuple[Value, ...]:
 
 
 @_rule("aten.avg_pool2d_backward.default")
-def _avg_pool_backward(w: _Lowering, op: Op) -> None:
+def _avg_pool_backward(w: Lowering, op: Op) -> None:
     dy, x = w.arg(0), w.arg(1)
     dx = w.gradient_of(x)
     w.add("edgetrain.avg_pool2d.backward", (Ref(dy), *_averaged(w, op.args[1:])), (dx,))
@@ -670,7 +387,7 @@ def _avg_pool_backward(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.mean.dim")
-def _mean(w: _Lowering, op: Op) -> None:
+def _mean(w: Lowering, op: Op) -> None:
     x = w.arg(0)
     dims = op.args[1]
     places = {d % 4 for d in dims if isinstance(d, int)} if isinstance(dims, tuple) else set()
@@ -684,23 +401,23 @@ def _mean(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.expand.default")
-def _expand(w: _Lowering, op: Op) -> None:
+def _expand(w: Lowering, op: Op) -> None:
     x = w.arg(0)
     assert op.outputs[0] is not None
     shape = w.graph.tensors[op.outputs[0]].shape
     if len(shape) != 4 or w.shape(x) != (*shape[:2], 1, 1):
         raise w.refuse("a tensor that is expanded has no kernel")
-    w.value[op.outputs[0]] = _Expanded(x, shape)
+    w.value[op.outputs[0]] = Expanded(x, shape)
 
 
 @_rule("aten.div.Scalar")
-def _divide(w: _Lowering, op: Op) -> None:
+def _divide(w: Lowering, op: Op) -> None:
     value, by = w.held(0), op.args[1]
     assert op.outputs[0] is not None
-    if isinstance(value, _Mask) and not value.divided and by == value.keep:
+    if isinstance(value, Mask) and not value.divided and by == value.keep:
         w.value[op.outputs[0]] = replace(value, divided=True)
         return
-    if isinstance(value, _Expanded) and by == value.shape[2] * value.shape[3]:
+    if isinstance(value, Expanded) and by == value.shape[2] * value.shape[3]:
         dx = w.result("d_places", value.shape)
         w.add("edgetrain.global_avg_pool.backward", (Ref(value.tensor),), (dx,))
         w.gives(0, dx)
@@ -712,27 +429,27 @@ def _divide(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.empty_like.default")
-def _empty(w: _Lowering, op: Op) -> None:
+def _empty(w: Lowering, op: Op) -> None:
     assert op.outputs[0] is not None
-    w.value[op.outputs[0]] = _Nothing()
+    w.value[op.outputs[0]] = Nothing()
 
 
 @_rule("aten.bernoulli.p")
-def _bernoulli(w: _Lowering, op: Op) -> None:
+def _bernoulli(w: Lowering, op: Op) -> None:
     assert op.outputs[0] is not None
     shape, keep = w.graph.tensors[op.outputs[0]].shape, op.args[1]
     w.counts["masks"] = number = w.counts.get("masks", 0) + 1
     mask = w.result(f"mask_{number}", shape, "uint8")
     w.add("edgetrain.dropout.mask", (_float(keep), number), (mask,))
-    w.value[op.outputs[0]] = _Mask(mask, _float(keep), divided=_float(keep) == 1.0)
+    w.value[op.outputs[0]] = Mask(mask, _float(keep), divided=_float(keep) == 1.0)
 
 
 @_rule("aten.mul.Tensor")
-def _multiply(w: _Lowering, op: Op) -> None:
+def _multiply(w: Lowering, op: Op) -> None:
     x, mask = w.held(0), w.held(1)
-    if not isinstance(mask, _Mask):
+    if not isinstance(mask, Mask):
         raise w.refuse("a product of tensors has no kernel")
-    if not mask.divided or isinstance(x, _Mask):
+    if not mask.divided or isinstance(x, Mask):
         raise w.refuse("a mask that is no dropout's has no kernel")
     t = w.arg(0)
     y = w.forward_result("dropout", w.shape(t)) if op.phase == "forward" else w.result("d_dropout", w.shape(t))
@@ -745,12 +462,12 @@ def _multiply(w: _Lowering, op: Op) -> None:
 
 
 @_rule("edgetrain.norm.statistics")
-def _statistics(w: _Lowering, op: Op) -> None:
+def _statistics(w: Lowering, op: Op) -> None:
     _add_statistics(w, w.arg(0), w.optional(1), w.optional(2), op.args[3:5], (0, 1))
 
 
 def _add_statistics(
-    w: _Lowering, x: int, mean: int | None, var: int | None, rest: Sequence[Value], places: tuple[int, int]
+    w: Lowering, x: int, mean: int | None, var: int | None, rest: Sequence[Value], places: tuple[int, int]
 ) -> tuple[int, int]:
     C = (w.shape(x)[1],)
     found = w.forward_result("mean", C), w.forward_result("invstd", C)
@@ -763,12 +480,12 @@ def _add_statistics(
 
 
 @_rule("edgetrain.norm.apply")
-def _apply(w: _Lowering, op: Op) -> None:
+def _apply(w: Lowering, op: Op) -> None:
     w.gives(0, _add_apply(w, w.arg(0), w.arg(1), w.arg(2), w.optional(3), w.optional(4), op.args[5:7]))
 
 
 def _add_apply(
-    w: _Lowering, x: int, mean: int, invstd: int, weight: int | None, bias: int | None, limits: Sequence[Value]
+    w: Lowering, x: int, mean: int, invstd: int, weight: int | None, bias: int | None, limits: Sequence[Value]
 ) -> int:
     y = w.forward_result("norm", w.shape(x))
     affine = [None if t is None else Ref(t) for t in (weight, bias)]
@@ -778,12 +495,12 @@ def _add_apply(
 
 
 @_rule("edgetrain.norm.backward")
-def _norm_backward(w: _Lowering, op: Op) -> None:
+def _norm_backward(w: Lowering, op: Op) -> None:
     tensors = (w.arg(0), w.arg(1), w.arg(2), w.arg(3), w.optional(4), w.optional(5))
     _add_norm_backward(w, "edgetrain.norm.backward", tensors, op.args[6:8])
 
 
-def _add_norm_backward(w: _Lowering, kind: str, tensors: Sequence[int | None], limits: Sequence[Value]) -> None:
+def _add_norm_backward(w: Lowering, kind: str, tensors: Sequence[int | None], limits: Sequence[Value]) -> None:
     """dy, x, mean, invstd, weight, bias. The sums over a channel are the gradients of weight and bias, wanted or not;
     the kernel has no other place for them."""
     x, weight, bias = tensors[1], tensors[4], tensors[5]
@@ -802,7 +519,7 @@ _UNLIMITED = (-math.inf, math.inf)
 
 
 @_rule("aten.native_batch_norm.default")
-def _batch_norm(w: _Lowering, op: Op) -> None:
+def _batch_norm(w: Lowering, op: Op) -> None:
     x, weight, bias, mean, var = w.arg(0), w.optional(1), w.optional(2), w.optional(3), w.optional(4)
     trains, momentum, eps = op.args[5:8]
     if trains:
@@ -814,7 +531,7 @@ def _batch_norm(w: _Lowering, op: Op) -> None:
     w.gives(0, _add_apply(w, x, *used, weight, bias, _UNLIMITED))
 
 
-def _inverse(w: _Lowering, var: int, eps: float) -> int:
+def _inverse(w: Lowering, var: int, eps: float) -> int:
     """1 / sqrt(running variance + eps), made once."""
     if (var, eps) not in w.inverse:
         made = w.forward_result("invstd", w.shape(var))
@@ -824,7 +541,7 @@ def _inverse(w: _Lowering, var: int, eps: float) -> int:
 
 
 @_rule("aten.native_batch_norm_backward.default")
-def _batch_norm_backward(w: _Lowering, op: Op) -> None:
+def _batch_norm_backward(w: Lowering, op: Op) -> None:
     dy, x, weight, running_mean, running_var = w.arg(0), w.arg(1), w.optional(2), w.optional(3), w.optional(4)
     trains, eps = op.args[7:9]
     bias = _bias_beside(w, weight)
@@ -839,7 +556,7 @@ def _batch_norm_backward(w: _Lowering, op: Op) -> None:
     _add_norm_backward(w, kind, (dy, x, *used, weight, bias), _UNLIMITED)
 
 
-def _bias_beside(w: _Lowering, weight: int | None) -> int | None:
+def _bias_beside(w: Lowering, weight: int | None) -> int | None:
     """The bias of the batch norm that has this weight."""
     for op in w.ops:
         if op.kind == "edgetrain.norm.apply" and weight is not None and op.args[3] == Ref(weight):
@@ -849,7 +566,7 @@ def _bias_beside(w: _Lowering, weight: int | None) -> int | None:
 
 
 @_rule("aten.native_group_norm.default")
-def _group_norm(w: _Lowering, op: Op) -> None:
+def _group_norm(w: Lowering, op: Op) -> None:
     x, weight, bias = w.arg(0), w.optional(1), w.optional(2)
     groups, eps = op.args[6], op.args[7]
     assert isinstance(groups, int)
@@ -865,7 +582,7 @@ def _group_norm(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.native_group_norm_backward.default")
-def _group_norm_backward(w: _Lowering, op: Op) -> None:
+def _group_norm_backward(w: Lowering, op: Op) -> None:
     dy, x, mean, invstd, weight, groups = w.arg(0), w.arg(1), w.arg(2), w.arg(3), w.optional(4), op.args[8]
     dx, C = w.gradient_of(x), (w.shape(x)[1],)
     dw = w.gradient_of(weight) if weight is not None else w.result("sum_1", C)
@@ -880,24 +597,24 @@ def _group_norm_backward(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten._log_softmax.default")
-def _log_softmax(w: _Lowering, op: Op) -> None:
+def _log_softmax(w: Lowering, op: Op) -> None:
     x = w.arg(0)
     if len(w.shape(x)) != 2 or op.args[1] not in (1, -1):
         raise w.refuse("a softmax over something else than the classes of [samples, classes] has no kernel")
     assert op.outputs[0] is not None
-    w.value[op.outputs[0]] = _LogSoftmax(x)
+    w.value[op.outputs[0]] = LogSoftmax(x)
 
 
-def _mean_or_sum(w: _Lowering, reduction: Value) -> bool:
+def _mean_or_sum(w: Lowering, reduction: Value) -> bool:
     if reduction not in (1, 2):
         raise w.refuse("a loss that is not reduced to one number has no kernel")
     return reduction == 1
 
 
 @_rule("aten.nll_loss_forward.default")
-def _nll_loss(w: _Lowering, op: Op) -> None:
+def _nll_loss(w: Lowering, op: Op) -> None:
     value, labels = w.held(0), w.arg(1)
-    if op.args[2] is not None or not isinstance(value, _LogSoftmax):
+    if op.args[2] is not None or not isinstance(value, LogSoftmax):
         raise w.refuse("a loss of class labels other than cross-entropy without weights has no kernel")
     mean = _mean_or_sum(w, op.args[3])
     loss = w.result("loss", ())
@@ -910,17 +627,17 @@ def _nll_loss(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.nll_loss_backward.default")
-def _nll_loss_backward(w: _Lowering, op: Op) -> None:
-    if not isinstance(w.held(0), _One):
+def _nll_loss_backward(w: Lowering, op: Op) -> None:
+    if not isinstance(w.held(0), One):
         raise w.refuse("a loss that is computed with further has no kernel")
     assert op.outputs[0] is not None
-    w.value[op.outputs[0]] = _LossGradient(w.arg(2), _mean_or_sum(w, op.args[4]))
+    w.value[op.outputs[0]] = LossGradient(w.arg(2), _mean_or_sum(w, op.args[4]))
 
 
 @_rule("aten._log_softmax_backward_data.default")
-def _log_softmax_backward(w: _Lowering, op: Op) -> None:
+def _log_softmax_backward(w: Lowering, op: Op) -> None:
     flows, value = w.held(0), w.held(1)
-    if not isinstance(flows, _LossGradient) or not isinstance(value, _LogSoftmax) or value.made is None:
+    if not isinstance(flows, LossGradient) or not isinstance(value, LogSoftmax) or value.made is None:
         raise w.refuse("the logarithm of a softmax outside of a cross-entropy has no kernel")
     dx = w.gradient_of(value.logits)
     args = (Ref(value.made), Ref(flows.labels), flows.mean)
@@ -929,15 +646,15 @@ def _log_softmax_backward(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.ones_like.default")
-def _ones(w: _Lowering, op: Op) -> None:
+def _ones(w: Lowering, op: Op) -> None:
     assert op.outputs[0] is not None
     if w.graph.tensors[op.outputs[0]].shape != ():
         raise w.refuse("a tensor of ones has no kernel")
-    w.value[op.outputs[0]] = _One()
+    w.value[op.outputs[0]] = One()
 
 
 @_rule("aten.mse_loss.default")
-def _mse(w: _Lowering, op: Op) -> None:
+def _mse(w: Lowering, op: Op) -> None:
     x, target = w.arg(0), w.arg(1)
     mean = _mean_or_sum(w, op.args[2] if len(op.args) > 2 else 1)
     if w.shape(x) != w.shape(target):
@@ -948,8 +665,8 @@ def _mse(w: _Lowering, op: Op) -> None:
 
 
 @_rule("aten.mse_loss_backward.default")
-def _mse_backward(w: _Lowering, op: Op) -> None:
-    if not isinstance(w.held(0), _One):
+def _mse_backward(w: Lowering, op: Op) -> None:
+    if not isinstance(w.held(0), One):
         raise w.refuse("a loss that is computed with further has no kernel")
     x, target = w.arg(1), w.arg(2)
     dx = w.gradient_of(x)
@@ -961,7 +678,7 @@ def _mse_backward(w: _Lowering, op: Op) -> None:
 
 
 @_rule("edgetrain.sgd.update", "edgetrain.adam.update", "edgetrain.adamw.update")
-def _update(w: _Lowering, op: Op) -> None:
+def _update(w: Lowering, op: Op) -> None:
     tensors = [w.arg(position) for position in range(len(op.args))]
     lasting = [w.tensors[t].storage for n, t in enumerate(tensors) if n != 1]
     w.add(op.kind, tuple(Ref(t) for t in tensors), (), writes=lasting, kwargs=op.kwargs)

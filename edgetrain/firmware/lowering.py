@@ -1,0 +1,324 @@
+"""The walk from a captured graph to one for firmware: what each tensor has become, and how the new graph is built.
+
+In:  a captured graph, and a rule for each kind of op (`lower.py`).
+Out: the new graph, without the ops that nobody needs.
+
+A tensor of the captured graph is a tensor of the new one (`Dense`), or something that its readers take as it is: a
+matrix seen transposed, some channels of a tensor, the mask of a dropout. Only who asks for it as a tensor makes it one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edgetrain.errors import UserError
+from edgetrain.graph.fuse import compact
+from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
+
+ABOUT = "firmware"  # the key in `Graph.about` by which a lowered graph is known
+WORD_BYTES = 4
+
+
+def nhwc(shape: Sequence[int]) -> tuple[int, ...]:
+    _, C, H, W = shape
+    return (H * W * C, 1, W * C, C)
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
+# ---- what a tensor of the captured graph has become
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A tensor of the new graph."""
+
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix, its rows and columns exchanged."""
+
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """[B, C, 1, 1] shown as [B, C, H, W]."""
+
+    tensor: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some channels of a tensor."""
+
+    tensor: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a dropout multiplies with: 1 / keep where the mask is 1; before it was divided, 1."""
+
+    tensor: int
+    keep: float
+    divided: bool
+
+
+@dataclass(frozen=True)
+class LogSoftmax:
+    """The logarithms of a softmax that were not asked for by themselves so far; `made` is where they lie when the loss
+    has made them."""
+
+    logits: int
+    made: int | None = None
+
+
+@dataclass(frozen=True)
+class LossGradient:
+    """The gradient of a loss with respect to log-probabilities, before the softmax's own gradient is taken."""
+
+    labels: int
+    mean: bool
+
+
+@dataclass(frozen=True)
+class One:
+    """The gradient of the loss with respect to itself."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Memory whose content does not matter."""
+
+
+Held = Dense | Transposed | Expanded | Slice | Mask | LogSoftmax | LossGradient | One | Nothing
+
+
+Rule = Callable[["Lowering", Op], None]
+
+
+class Lowering:
+    """Walks the ops of a captured graph; a rule for each kind adds ops to the new one."""
+
+    def __init__(self, graph: Graph, rules: Mapping[str, Rule]) -> None:
+        self.graph, self.rules = graph, rules
+        self.storages: list[Storage] = []
+        self.tensors: list[Tensor] = []
+        self.ops: list[Op] = []
+        self.sources: dict[int, Source] = {}
+        self.value: dict[int, Held] = {}  # by tensor of the captured graph
+        self.copies: dict[tuple[int, str], int] = {}  # a tensor in another layout
+        self.inverse: dict[tuple[int, float], int] = {}  # running variance, eps → 1 / sqrt(variance + eps)
+        self.before: dict[int, int] = {}  # result of an op → what it was made from, for names of gradients
+        self.names: set[str] = set()
+        self.counts: dict[str, int] = {}
+        self.op: Op = graph.ops[0]
+
+    def run(self) -> Graph:
+        for t, source in self.graph.sources.items():
+            self._source(t, source)
+        for op in self.graph.ops:
+            self.op = op
+            rule = self.rules.get(op.kind)
+            if rule is None:
+                raise self.refuse(f"there is no kernel for {op.kind}")
+            rule(self, op)
+        # First: a result may have to be laid out, by an op of its own.
+        gradients = {self.dense(p): self._gradient(p, g) for p, g in self.graph.gradients.items()}
+        outputs = tuple(self.dense(t) for t in self.graph.outputs)
+        graph = Graph(
+            storages=tuple(self.storages),
+            tensors=tuple(self.tensors),
+            ops=tuple(self.ops),
+            sources=self.sources,
+            outputs=outputs,
+            gradients=gradients,
+            unused=self.graph.unused,
+            about={**self.graph.about, ABOUT: "float32"},
+        )
+        return compact(replace(graph, ops=live_ops(graph)))
+
+    def _gradient(self, parameter: int, gradient: int) -> int:
+        updates = (op for op in self.ops if op.phase == "update" and op.reads[0] == self.dense(parameter))
+        found = next(updates, None)
+        return self.dense(gradient) if found is None else found.reads[1]
+
+    def _source(self, t: int, source: Source) -> None:
+        old = self.graph.tensors[t]
+        if source.sort in ("external", "constant"):
+            raise UserError(
+                f"{old.name} is no part of the model, and firmware would not know its value",
+                expected="a loss that reads the model and the batch alone",
+                next_step="register it as a buffer of the model, or leave it out of the loss",
+            )
+        dtype = "int32" if source.sort == "input" and old.dtype == "int64" else old.dtype
+        if dtype not in ("float32", "int32", "int64"):
+            raise UserError(f"{old.name} is of type {old.dtype}, and firmware has float32 kernels", expected="float32")
+        number = self._tensor(identifier(old.name), old.shape, self.graph.storages[old.storage].role, dtype)
+        self.tensors[number] = replace(self.tensors[number], name=old.name)
+        self.sources[number] = source
+        self.value[t] = Dense(number)
+
+    # ---- building
+
+    def _tensor(self, name: str, shape: Sequence[int], role: Role, dtype: str = "float32") -> int:
+        """A new tensor in a storage of its own."""
+        stride = nhwc(shape) if len(shape) == 4 else contiguous(shape)
+        return self._laid_out(name, shape, stride, role, dtype)
+
+    def _laid_out(self, name: str, shape: Sequence[int], stride: tuple[int, ...], role: Role, dtype: str) -> int:
+        made = Tensor(self.unique(name), len(self.storages), tuple(shape), stride, dtype)
+        self.storages.append(Storage(-(-made.n_bytes // WORD_BYTES) * WORD_BYTES, role))
+        self.tensors.append(made)
+        return len(self.tensors) - 1
+
+    def unique(self, name: str) -> str:
+        found, count = name, 1
+        while found in self.names:
+            count += 1
+            found = f"{name}_{count}"
+        self.names.add(found)
+        return found
+
+    def add(
+        self, kind: str, args: Sequence[Value], outputs: Sequence[int], *,
+        writes: Sequence[int] = (), kwargs: Sequence[tuple[str, Value]] = (), view: bool = False,
+    ) -> None:  # fmt: skip
+        base = kind.removeprefix("edgetrain.").removeprefix("aten.").replace(".", "_")
+        self.counts[base] = self.counts.get(base, 0) + 1
+        name, phase, module = f"{base}_{self.counts[base]}", self.op.phase, self.op.module
+        made = Op(name, kind, tuple(args), tuple(kwargs), tuple(outputs), phase, module, tuple(writes), view=view)
+        self.ops.append(made)
+
+    def result(self, name: str, shape: Sequence[int], dtype: str = "float32") -> int:
+        phase: Phase = self.op.phase
+        return self._tensor(name, shape, "gradient" if phase == "backward" else "activation", dtype)
+
+    def forward_result(self, kind: str, shape: Sequence[int]) -> int:
+        """Named by its kind and its number, as relu_3."""
+        self.counts[f"results of {kind}"] = count = self.counts.get(f"results of {kind}", 0) + 1
+        return self.result(f"{kind}_{count}", shape)
+
+    def gradient_of(self, t: int) -> int:
+        """A result that is the gradient of this tensor, as d_relu_3."""
+        return self.result(f"d_{identifier(self.tensors[t].name)}", self.tensors[t].shape)
+
+    def gives(self, position: int, t: int) -> None:
+        """This result of the captured op is that tensor."""
+        old = self.op.outputs[position]
+        if old is not None:
+            self.value[old] = Dense(t)
+
+    # ---- reading
+
+    def refuse(self, what: str, next_step: str | None = None) -> UserError:
+        where = f", module {self.op.module}" if self.op.module else ""
+        return UserError(
+            f"{what} (op {self.op.name}{where}) in firmware", expected=f"ops among {', '.join(self._known())}",
+            received=self.op.kind, next_step=next_step,
+        )  # fmt: skip
+
+    def _known(self) -> list[str]:
+        return sorted({kind.split(".")[1] for kind in self.rules})
+
+    def held(self, position: int) -> Held:
+        ref = self.op.args[position]
+        if not isinstance(ref, Ref):
+            raise self.refuse(f"{self.op.kind} with {ref!r} in the place of a tensor has no kernel")
+        return self.value[ref.tensor]
+
+    def arg(self, position: int) -> int:
+        """The tensor at that place of the op's arguments, dense, an image as [B, H, W, C]."""
+        ref = self.op.args[position]
+        if not isinstance(ref, Ref):
+            raise self.refuse(f"{self.op.kind} with {ref!r} in the place of a tensor has no kernel")
+        return self.dense(ref.tensor)
+
+    def optional(self, position: int) -> int | None:
+        return None if len(self.op.args) <= position or self.op.args[position] is None else self.arg(position)
+
+    def dense(self, old: int) -> int:
+        value = self.value[old]
+        if isinstance(value, Dense):
+            return self.image(value.tensor)
+        if isinstance(value, Slice):
+            made = self._sliced(value)
+            self.value[old] = Dense(made)
+            return made
+        raise self.refuse(f"{self.op.kind} of a tensor that is {_WORDS[type(value)]} has no kernel")
+
+    def _sliced(self, value: Slice) -> int:
+        whole = self.tensors[value.tensor]
+        C, *rest = whole.shape[1:]
+        made = self.result(f"{identifier(whole.name)}_part", (whole.shape[0], value.end - value.start, *rest))
+        rows = whole.n_elements // C
+        self.add("edgetrain.concat.backward", (Ref(value.tensor), rows, C, value.start, value.end), (made,))
+        return made
+
+    def image(self, t: int) -> int:
+        """The tensor with its channels innermost, if it is an image."""
+        tensor = self.tensors[t]
+        if len(tensor.shape) != 4 or tensor.stride == nhwc(tensor.shape) or same_in_memory(tensor.shape):
+            return t
+        return self._copy(t, "nhwc")
+
+    def in_order(self, t: int) -> int:
+        """The tensor in the order of its shape."""
+        tensor = self.tensors[t]
+        if len(tensor.shape) != 4 or tensor.stride == contiguous(tensor.shape) or same_in_memory(tensor.shape):
+            return t
+        return self._copy(t, "nchw")
+
+    def _copy(self, t: int, layout: str) -> int:
+        if (t, layout) not in self.copies:
+            tensor = self.tensors[t]
+            stride = nhwc(tensor.shape) if layout == "nhwc" else contiguous(tensor.shape)
+            role: Role = "gradient" if self.op.phase == "backward" else "activation"
+            made = self._laid_out(f"{identifier(tensor.name)}_{layout}", tensor.shape, stride, role, tensor.dtype)
+            self.add(f"edgetrain.permute.to_{layout}", (Ref(t),), (made,))
+            self.copies[t, layout] = made
+            self.copies[made, "nchw" if layout == "nhwc" else "nhwc"] = t
+        return self.copies[t, layout]
+
+    def shape(self, t: int) -> tuple[int, ...]:
+        return self.tensors[t].shape
+
+    def before_or(self, t: int) -> int:
+        """What the tensor was made from; itself where that is not known."""
+        return self.before.get(t, t)
+
+
+def identifier(name: str) -> str:
+    return "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+
+
+def same_in_memory(shape: Sequence[int]) -> bool:
+    """[B, C, H, W] and [B, H, W, C] are the same numbers in the same order."""
+    return shape[1] == 1 or shape[2] * shape[3] == 1
+
+
+def live_ops(graph: Graph) -> tuple[Op, ...]:
+    """The ops that make what is asked for or change what lasts."""
+    needed = {graph.tensors[t].storage for t in (*graph.outputs, *graph.gradients.values())}
+    kept = []
+    for op in reversed(graph.ops):
+        if op.writes or any(graph.tensors[t].storage in needed for t in op.creates):
+            kept.append(op)
+            needed |= {graph.tensors[t].storage for t in op.reads}
+    return tuple(reversed(kept))
+
+
+_WORDS = {
+    Transposed: "a matrix transposed", Expanded: "one number shown many times", Mask: "a dropout's mask",
+    LogSoftmax: "the logarithm of a softmax", LossGradient: "the gradient of a loss", One: "the constant one",
+    Nothing: "memory without content",
+}  # fmt: skip
