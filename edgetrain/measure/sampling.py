@@ -272,8 +272,8 @@ class Ticks:
 
 @dataclass
 class Stop:
-    """Why to stop; None: go on. parent: the process to end with. The pipe to it tells its end, but a copy of it may hold
-    that open; so it is looked for, too."""
+    """Why to stop; None: go on. parent: the process to end with. The pipe to it tells its end, but a copy of it may
+    hold that open; so it is looked for, too."""
 
     reason: str | None = None
     parent: int | None = None
