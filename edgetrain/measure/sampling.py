@@ -40,6 +40,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgetrain.measure.sensors import process_time
 from edgetrain.measure.sensors.source import Source
 
 FORMAT, SCHEMA = "edgetrain samples", 1
@@ -55,10 +56,10 @@ _RETRY_READS = 9  # a source that is gone is left alone for so many reads
 _MOST_NOTES = 50
 _READS_SHARE = 0.006  # of one core, for all reads together; what is left of 1.5 % pays for waking up and writing
 _LITTLE_SHARE = 0.003  # reads that take no more than this are not what makes a sampler dear
-_CHEAP_S = 5e-6  # a tick: to read such a source less often saves nothing
-_POWER_MAY = 8  # times what another source may take
+_CHEAP_S = 20e-6  # a read: to read such a source less often saves little
+_TELLING_MAY = 8  # times what another source may take
 _SLOWEST = 32  # a source is read once in so many ticks at least
-_POWER = {"J", "W", "A", "V"}  # what ops are told apart by
+_POWER = {"J", "W", "A", "V"}
 _BIN_NS, _BINS = 10_000, 10_000  # lateness in bins of 10 µs up to 100 ms
 _LATEST_NS = _BIN_NS * _BINS
 _PAUSE_NS = 5_000_000
@@ -273,9 +274,15 @@ class Ticks:
 
 @dataclass
 class Stop:
-    """Why to stop; None: go on."""
+    """Why to stop; None: go on. parent: the process to end with. The pipe to it tells its end, but a copy of it may
+    hold that open; so it is looked for, too."""
 
     reason: str | None = None
+    parent: int | None = None
+
+    def look(self) -> None:
+        if self.parent is not None and self.reason is None and os.getppid() != self.parent:
+            self.reason = "parent ended"
 
 
 @dataclass
@@ -323,8 +330,10 @@ class Recorder:
             slot += 1
             ticks.delivered += 1
             ticks.due = slot
-            if woke - self.flushed_ns >= _FLUSH_NS and not self._flush():
-                return "disk"
+            if woke - self.flushed_ns >= _FLUSH_NS:
+                stop.look()
+                if not self._flush():
+                    return "disk"
 
     def _flush(self) -> bool:
         """Write what is there, and look whether all is well. False: the disk takes no more."""
@@ -375,13 +384,16 @@ def share(series: Sequence[Series], period_ns: int) -> float:
 
 
 def slow_down(series: Sequence[Series]) -> bool:
-    """Read the source that takes most half as often; power, which ops are told apart by, may take several times what
-    others do. False: none is left whose reads are worth saving."""
-    open_ = [one for one in series if one.free and one.every < _SLOWEST and one.cost_s / one.every > _CHEAP_S]
+    """Read the source that takes most half as often. What ops are told apart by may take several times what others do,
+    and is left alone where its reads are cheap. False: none is left."""
+    open_ = [one for one in series if one.free and one.every < _SLOWEST and not (_tells(one) and one.cost_s < _CHEAP_S)]
     if open_:
-        dearest = max(open_, key=lambda one: one.cost_s / one.every / (_POWER_MAY if _is_power(one.source) else 1))
-        dearest.every *= 2
+        max(open_, key=lambda one: one.cost_s / one.every / (_TELLING_MAY if _tells(one) else 1)).every *= 2
     return bool(open_)
+
+
+def _tells(one: Series) -> bool:
+    return _tells_ops(one.source)
 
 
 def _useful(source: Source, period_ns: int) -> int:
@@ -391,8 +403,9 @@ def _useful(source: Source, period_ns: int) -> int:
     return max(1, min(round(least_s * 1e9 / period_ns / 2), _SLOWEST))
 
 
-def _is_power(source: Source) -> bool:
-    return any(channel.unit in _POWER for channel in source.channels)
+def _tells_ops(source: Source) -> bool:
+    """Power and the CPU time of the process: what ops are told apart by."""
+    return source.name == process_time.NAME or any(channel.unit in _POWER for channel in source.channels)
 
 
 def _costs_s(sources: Sequence[Source], clock: Clock) -> list[float]:
@@ -534,18 +547,6 @@ def _listen(stop: Stop) -> None:
     os._exit(1)
 
 
-class _WatchedClock(Clock):
-    """Wakes up to look whether the parent is still the same one: a copy of it may hold the pipe open."""
-
-    def __init__(self, stop: Stop, parent: int) -> None:
-        self.stop, self.parent = stop, parent
-
-    def sleep_until(self, due_ns: int) -> None:
-        super().sleep_until(due_ns)
-        if os.getppid() != self.parent and self.stop.reason is None:
-            self.stop.reason = "parent ended"
-
-
 def main() -> None:
     """The other side of `sampler.Sampler`."""
     answers = os.fdopen(os.dup(1), "w")
@@ -554,7 +555,7 @@ def main() -> None:
     stop = Stop()
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "reason", stop.reason or "asked"))
     task: Task = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))  # from our own parent, over a pipe
-    scheduling = _go_first()
+    scheduling, stop.parent = _go_first(), task.parent
     threading.Thread(target=_listen, args=(stop,), daemon=True).start()
 
     def say(data: dict[str, Any]) -> None:
@@ -562,7 +563,7 @@ def main() -> None:
             print(json.dumps(data), file=answers, flush=True)
 
     try:
-        summary = record(task, stop, _WatchedClock(stop, task.parent), lambda: say({"ready": True}))
+        summary = record(task, stop, Clock(), lambda: say({"ready": True}))
         summary = replace(summary, scheduling=scheduling)
         with contextlib.suppress(OSError):  # a full disk: the parent has it, too
             (Path(task.folder) / SUMMARY).write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
