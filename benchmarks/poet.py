@@ -4,8 +4,8 @@ paging, and by both?
     python benchmarks/poet.py [--only nets|bert] [--seconds S]     keeps its result in benchmarks/results/poet.{json,md}
 
 Everything is modelled (`et.model_costs`): no board is here. Memory is a part of what keeping all holds above
-parameters, state and inputs; energy is that of a whole step, without idle power, as the paper counts it. Section `bert` plans for time: BERT
-with 12 layers, batch 8 × 128 tokens, on a store of 800 MiB/s in and 400 MiB/s out.
+parameters, state and inputs; energy is that of a whole step, without idle power, as the paper counts it. Section
+`bert` plans for time: BERT with 12 layers, batch 8 × 128 tokens, on a store of 800 MiB/s in and 400 MiB/s out.
 """
 
 from __future__ import annotations
