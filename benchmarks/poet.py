@@ -26,7 +26,7 @@ import edgetrain as et
 from edgetrain import zoo
 from edgetrain.costs.table import Store
 
-NETS = (("vgg16_cifar", 1, 32), ("resnet18_cifar", 1, 32), ("bert_small", 1, 64))
+NETS = (("vgg16_cifar", 32, 32), ("resnet18_cifar", 16, 32), ("bert_small", 4, 64))
 DEVICES = ("mkr1000", "nrf52840", "rpi4", "jetson_tx2")
 PARTS = (0.7, 0.5, 0.35)
 PLANNERS = ("recompute-only", "page-only", "poet")
