@@ -19,7 +19,7 @@ from rich.console import Console
 
 from edgetrain.cli import main
 from edgetrain.cli.train import fitting, room, shown
-from edgetrain.measure.record import RunFolder, new_record
+from edgetrain.measure.record import SCHEMA, RunFolder, new_record
 from edgetrain.run.trainer import Progress
 
 COMMANDS = ("train", "plan", "export", "emulate", "graph", "models", "report", "demo")
@@ -156,7 +156,7 @@ def test_train_and_resume_with_json_alone_on_stdout(run: Run) -> None:
     assert first.json["status"] == "finished"
     record = json.loads(Path("first/record.json").read_text())
     assert record["status"] == "finished"
-    assert record["schema"] == 1
+    assert record["schema"] == SCHEMA
     assert {"versions", "machine", "commit", "command", "summary"} <= set(record)
     again = run(*words, "--epochs", "2", "--resume").json
     assert again["step"] == 60

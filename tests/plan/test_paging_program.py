@@ -192,7 +192,7 @@ def test_the_plan_says_why_nothing_is_paged() -> None:
 def test_paging_instead_keeps_the_budget_and_never_costs_more(name: str) -> None:
     task = with_store(small(name), speed(small(name), 0.5))
     limit = budget(task, 0.6)
-    start = optimal(task, limit, aim=Aim(page=False), time_limit_s=1.0).order
+    start = optimal(task, limit, aim=Aim(page=False), time_limit_s=4 * SECONDS).order
     if start is None:
         pytest.fail("recomputing alone keeps this budget")
     order = page_instead(task, start, limit, lambda timing: timing.time_s, until=float("inf"))
