@@ -133,10 +133,10 @@ def _nets_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     worse = sum(less < -1e-6 for less in savings)
     yield ""
     yield (
-        f"At most {100 * max(savings, default=0):.0f} % less energy than one alone (the paper: up to 40 %); both are worse "
-        f"than one alone in {worse} of {len(savings)} comparisons, and where both have a plan one alone has none in "
-        f"{alone} of {len(planned)} rows. In the other {len(rows) - len(planned)} rows nobody has one: there the largest "
-        "gradient takes most of the memory, and neither way can move it."
+        f"At most {100 * max(savings, default=0):.0f} % less energy than one alone (the paper: up to 40 %); both are "
+        f"worse than one alone in {worse} of {len(savings)} comparisons, and where both have a plan one alone has none "
+        f"in {alone} of {len(planned)} rows. In the other {len(rows) - len(planned)} rows nobody has one: there the "
+        "largest gradient takes most of the memory, and neither way can move it."
     )
 
 
