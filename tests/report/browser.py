@@ -42,8 +42,12 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        # Above 10, so that neither of the numbers that the browser wants is taken.
+        # Above 10, so that neither of the numbers that the browser wants is taken; and both numbers are in use here,
+        # so that Popen does not take them for a pipe of its own.
         high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]
+        taken = [os.open(os.devnull, os.O_RDONLY)]
+        while taken[-1] <= 4:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
 
         def put_in_place() -> None:
             os.dup2(high[0], 3)
@@ -54,7 +58,7 @@ class Browser:
             preexec_fn=put_in_place, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        for end in (theirs_in, theirs_out, *high):
+        for end in (theirs_in, theirs_out, *high, *taken):
             os.close(end)
         self._rest, self._number = b"", 0
         self.events: list[dict[str, Any]] = []

@@ -702,8 +702,6 @@ def test_settings_that_cannot_be() -> None:
     for wrong in (0, -1, 2.0, "many", True):
         with pytest.raises(UserError, match="micro_batches"):
             prepared(work, batch, wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="budget that stays"):
-        prepared(work, batch, 2, memory=lambda: 10**9)
 
 
 # ---- all or nothing -------------------------------------------------------------------------------------------
