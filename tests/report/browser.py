@@ -81,7 +81,9 @@ class Browser:
 
     def _receive(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._in], [], [], max(0.0, until - time.monotonic()))
+            waiting = select.poll()  # select() knows no descriptor above 1023
+            waiting.register(self._in, select.POLLIN)
+            ready = waiting.poll(1000 * max(0.0, until - time.monotonic()))
             assert ready, "the browser does not answer"
             more = os.read(self._in, 1 << 16)
             assert more, "the browser has ended"

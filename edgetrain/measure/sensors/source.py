@@ -162,6 +162,9 @@ class OpenFile:
         except OSError:
             return b""
 
+    def __del__(self) -> None:
+        self.close()  # a source that nobody closed keeps no file open
+
     def number(self) -> int | None:
         """The whole number that the file holds and nothing else."""
         return whole(self.read())
