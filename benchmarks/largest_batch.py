@@ -121,13 +121,14 @@ def _largest(case: Case, planner: str, room: int, sample_s: float, search_s: flo
         return plan if plan.time_s / batch <= MOST_TIME * sample_s else None
 
     best, low, high = fits(case.batch), case.batch, 2 * case.batch
+    if best is None:
+        return {"batch": None}
     while (plan := fits(high)) is not None:
         best, low, high = plan, high, 2 * high
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
         plan = fits(middle)
         best, low, high = (plan, middle, high) if plan is not None else (best, low, middle)
-    assert best is not None
     assert best.time_s is not None
     return {"batch": low, "time_ratio": best.time_s / low / sample_s, "peak_bytes": best.peak_bytes}
 
@@ -180,8 +181,11 @@ def _planned_table(results: Mapping[str, Any]) -> Iterator[str]:
     yield from head("model", "tensors may take", "planner", "largest batch", "time ratio a sample")
     for model, result in results.items():
         for row in result["rows"]:
-            batch = f"{row['batch']} = {row['batch'] / result['base']:.1f}×"
             where = f"{_mb(result['room_bytes'])} (batch {result['base']})"
+            if row["batch"] is None:
+                yield line(model, where, row["planner"], f"none, not even {result['base']}", "—")
+                continue
+            batch = f"{row['batch']} = {row['batch'] / result['base']:.1f}×"
             yield line(model, where, row["planner"], batch, f"{row['time_ratio']:.2f}")
     yield ""
     yield f"Times are modelled for {DEVICE}; nothing ran."

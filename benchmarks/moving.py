@@ -256,7 +256,7 @@ def section(result: dict[str, Any]) -> Iterator[str]:
     yield line("bytes over the budget in force at a step's start", str(result["over_bytes_at_start"]))
     yield line("falls in a step that could not be met in full", f"{result['falls_not_met']}")
     yield line(
-        "steps lost or repeated (losses of all steps are those of a constant budget)", _yes(result["losses_same"])
+        "no step lost or repeated (losses of all steps are those of a constant budget)", _yes(result["losses_same"])
     )
     yield line("weights and momentum bitwise those of a constant budget", _yes(result["weights_bitwise"]))
 
