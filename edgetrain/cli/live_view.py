@@ -21,7 +21,7 @@ from edgetrain.measure.sensors.source import Channel, Source, outermost
 from edgetrain.plan.budget import show_bytes
 
 LEAST_S = 0.5
-_BAR = 20
+_BAR = 6  # so that all of the line fits into 80 columns
 
 
 class LiveView:
