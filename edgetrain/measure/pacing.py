@@ -17,7 +17,8 @@ from edgetrain.measure.sensors.source import Source
 if TYPE_CHECKING:
     from edgetrain.measure.sampling import Clock, Series
 
-_READS_SHARE = 0.006  # of one core, for all reads together; what is left of 1.5 % pays for waking up and writing
+_READS_SHARE = 0.006  # of one core, for all reads together; waking up and writing take as much again
+_OTHERS_SHARE = 0.0025  # of it, for what does not tell ops apart
 _CHEAP_S = 20e-6  # a read: to read such a source less often saves little
 _TELLING_MAY = 8  # times what another source may take
 _SLOWEST = 32  # a source is read once in so many ticks at least
@@ -26,9 +27,11 @@ _PAUSE_NS = 5_000_000
 
 
 def pace(series: Sequence[Series], period_ns: int) -> None:
-    """Read the dear ones less often, until all reads together take no more than their share of a core."""
-    while share(series, period_ns) > _READS_SHARE and slow_down(series):
-        pass
+    """Read the dear ones less often, until the reads take no more than their share of a core."""
+    others = [one for one in series if not _tells(one)]
+    for part, most in ((others, _OTHERS_SHARE), (series, _READS_SHARE)):
+        while share(part, period_ns) > most and slow_down(part):
+            pass
 
 
 def share(series: Sequence[Series], period_ns: int) -> float:

@@ -268,7 +268,7 @@ def test_a_sampler_that_takes_too_much_slows_its_dearest_source_down(tmp_path: P
     heat = Fake("heat", ("°C",))
 
     def read() -> tuple[float | None, ...]:
-        clock.cpu += 60_000
+        clock.cpu += 24_000
         return (1.0,)
 
     heat.read = read  # type: ignore[method-assign]
