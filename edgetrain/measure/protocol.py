@@ -13,7 +13,6 @@ MOST_WARM_UP steps: `steady` says which.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import statistics
 import tempfile
@@ -53,7 +52,7 @@ class Protocol:
     steps: int = 50
     idle_s: float = 3.0
     period_s: float = 0.01
-    rounds: int = 6
+    rounds: int = 12
     most_warm_up: int = MOST_WARM_UP
     seed: int = 0
 
@@ -166,17 +165,16 @@ def _blocks(
     if not how.rounds:
         return {}
     found: dict[Way, list[float]] = {way: [] for way in WAYS}
-    length = max(2, round(LEAST_BLOCK_S / step_s))
+    length = max(1, round(LEAST_BLOCK_S / step_s))
     shuffle = random.Random(how.seed)
     with tempfile.TemporaryDirectory(prefix="edgetrain-overhead-") as scratch:
         tracer = Tracer(step, Path(scratch))
         tracer(*batch)  # the first one also writes down what the ops are
         runs: dict[Way, Callable[..., Any]] = {"nothing": step, "sampling": step, "tracing": tracer}
-        for number in range(how.rounds):
-            order = list(WAYS)
-            shuffle.shuffle(order)
-            for way in order:
-                with Sampler(sources, scratch, how.period_s) if way != "nothing" else contextlib.nullcontext():
+        with Sampler(sources, scratch, how.period_s) as sampler:
+            for number in range(how.rounds):
+                for way in shuffle.sample(WAYS, len(WAYS)):
+                    (sampler.pause if way == "nothing" else sampler.resume)()
                     found[way].append(statistics.median(_timed(runs[way], batch) for _ in range(length)))
-            on_progress(Progress("overhead", number + 1, how.rounds))
+                on_progress(Progress("overhead", number + 1, how.rounds))
     return {way: tuple(times) for way, times in found.items()}

@@ -19,6 +19,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,13 @@ class Sampler:
         assert self._process is not None
         return self._process.pid
 
+    def pause(self) -> None:
+        """Stop reading at once; the ticks until `resume` are missed."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def __enter__(self) -> Sampler:
         """Return when sampling has begun."""
         data = pickle.dumps(replace(self.task, parent=os.getpid()))
@@ -124,6 +132,7 @@ class Sampler:
     ) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
+        self.resume()
         with contextlib.suppress(OSError):
             self._process.stdin.write(b"stop")
             self._process.stdin.close()
