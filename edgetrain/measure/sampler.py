@@ -32,6 +32,7 @@ from typing import IO, Any
 
 import edgetrain.measure
 from edgetrain.errors import InternalError, UserError
+from edgetrain.measure.processor import spare_cores
 from edgetrain.measure.sampling import Paced, Read, Summary, Task
 from edgetrain.measure.sensors import Source, find
 
@@ -108,7 +109,7 @@ class Sampler:
 
     def __enter__(self) -> Sampler:
         """Return when sampling has begun."""
-        data = pickle.dumps(replace(self.task, parent=os.getpid()))
+        data = pickle.dumps(replace(self.task, parent=os.getpid(), cores=spare_cores()))
         package = str(Path(edgetrain.measure.__file__).parent.parent)
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(

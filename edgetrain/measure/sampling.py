@@ -74,7 +74,7 @@ class Paced:
 
 @dataclass(frozen=True)
 class Task:
-    """What a sampler is told. seed: of the random places of the ticks."""
+    """What a sampler is told. seed: of the random places of the ticks. cores: to run on; none: any."""
 
     sources: tuple[Paced, ...]
     folder: str
@@ -82,6 +82,7 @@ class Task:
     seed: int
     parent: int
     in_c: bool = True  # where the library is there
+    cores: tuple[int, ...] = ()
 
     def library(self) -> ctypes.CDLL | None:
         return load() if self.in_c else None
@@ -535,6 +536,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.say("asked"))
     task: Task = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))  # from our own parent, over a pipe
     scheduling, stop.parent = _go_first(), task.parent
+    if task.cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, task.cores)
     threading.Thread(target=_listen, args=(stop,), daemon=True).start()
 
     def say(data: dict[str, Any]) -> None:
