@@ -143,6 +143,7 @@ def make(
     *,
     optimizer: Optimizers = sgd,
     target: str = "linux-x86_64",
+    keep_every: int | None = None,
     planned: Callable[[Graph], Plan] = lambda graph: et.keep_all(graph, updates="final"),
     seed: int = 0,
 ) -> Made:
@@ -152,4 +153,5 @@ def make(
     updates = optimizer(trained)
     graph = et.lower_for_firmware(et.capture(model, net.loss, updates, net.batch(), use_cache=False))
     plan = planned(graph)
-    return Made(net, model, updates, graph, plan, et.export(graph, plan, model, updates, target=target, out=out))
+    project = et.export(graph, plan, model, updates, target=target, out=out, keep_every=keep_every)
+    return Made(net, model, updates, graph, plan, project)
