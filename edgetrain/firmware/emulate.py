@@ -102,17 +102,22 @@ def run_firmware(
     built = build(folder, variant, compiler=compiler)
     with tempfile.TemporaryDirectory(prefix="edgetrain-firmware-") as place:
         where = Path(place)
-        _write_batches(where / "batches.bin", project, batches, _PREDICT if predict else _TRAIN)
+        write_batches(where / "batches.bin", project, batches, predict=predict)
         if flash is not None:
             (where / "flash.bin").symlink_to(Path(flash).resolve())
         started = time.monotonic()
-        _execute(_command(project, built.program.resolve(), where), where, progress, time_limit_s)
+        counted = _counted(where) if project["is_board"] else []
+        _execute([*command(project, built.program.resolve()), *counted], where, progress, time_limit_s)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
 
 
-def _write_batches(file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], what: int) -> None:
+def write_batches(
+    file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], *, predict: bool = False
+) -> None:
+    """The file that main.c reads."""
     if not batches:
         raise UserError("there is no batch to run on")
+    what = _PREDICT if predict else _TRAIN
     content = [_batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
     file.write_bytes(struct.pack("<4sIII", b"ETB1", what, len(content), len(content[0])) + b"".join(content))
 
@@ -134,7 +139,8 @@ def _batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Ten
     return found
 
 
-def _command(project: dict[str, Any], program: Path, where: Path) -> list[str]:
+def command(project: dict[str, Any], program: Path) -> list[str]:
+    """What runs the program in the present folder, in its emulator if it needs one."""
     emulator = list(project["emulator"])
     if not emulator:
         return [str(program)]
@@ -143,8 +149,11 @@ def _command(project: dict[str, Any], program: Path, where: Path) -> list[str]:
         return [*emulator, str(program)]
     console = ["-display", "none", "-monitor", "none", "-serial", "none"]
     files = ["-semihosting-config", "enable=on,target=native"]
-    count = ["-plugin", f"{_counter(where)},out={_COUNTS}"]
-    return [*emulator, *console, *files, *count, "-kernel", str(program)]
+    return [*emulator, *console, *files, "-kernel", str(program)]
+
+
+def _counted(where: Path) -> list[str]:
+    return ["-plugin", f"{_counter(where)},out={_COUNTS}"]
 
 
 def _counter(where: Path) -> Path:

@@ -1,0 +1,204 @@
+"""Power that is lost at any moment: the program always starts from a whole copy, and ends with the same bits."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from firmware_nets import NETS, Made, adam, make, sgd
+from power_trials import Trial, first_wrong, killed_at_random, trial, uninterrupted
+
+from edgetrain.errors import UserError
+from edgetrain.firmware.build import build
+from edgetrain.firmware.emulate import run_firmware
+
+STEPS = 5
+emulated = pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(NETS["mlp"], tmp_path_factory.mktemp("made") / "fw", optimizer=sgd, keep_every=1)
+
+
+@pytest.fixture(scope="module")
+def here(made: Made, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[bytes]]:
+    found = trial(made, STEPS, tmp_path_factory.mktemp("here"))
+    return found, uninterrupted(found, STEPS)
+
+
+def test_the_power_is_cut_at_every_write_of_a_save(here: tuple[Trial, list[bytes]]) -> None:
+    found, expected = here
+    writes = found.writes_of_a_save()
+    assert writes > 300
+    found.flash.unlink()
+    assert found.run(1, (writes + 1, 0)).code == 0  # there is no write after these
+    # Over an older copy (with erases of a page that are cut off); then the second save ever, and the first.
+    assert first_wrong(found, expected, range(1, writes + 1), saves=2, to_end=10) is None
+    assert first_wrong(found, expected, range(1, writes + 1, 9), saves=1, to_end=9) is None
+    assert first_wrong(found, expected, range(1, writes - 16, 9), saves=0, to_end=9) is None
+
+
+def test_power_that_is_cut_again_and_again_costs_no_step_that_was_saved(here: tuple[Trial, list[bytes]]) -> None:
+    found, expected = here
+    found.flash.unlink(missing_ok=True)
+    draw, cuts = random.Random(0), 0
+    while found.run(STEPS, (draw.randint(1, 700), cuts)).code:
+        cuts += 1
+        restarted = found.run(0)
+        assert restarted.trained == expected[restarted.steps_before]
+    assert cuts > 3
+    assert found.run(STEPS).trained == expected[-1]
+
+
+PLANTED = {
+    "the commit word first": [
+        ("!write_copy(start, &h) || !write_commit(start)", "!write_commit(start) || !write_copy(start, &h)"),
+    ],
+    "the commit word first, and no checksum": [
+        ("!write_copy(start, &h) || !write_commit(start)", "!write_commit(start) || !write_copy(start, &h)"),
+        ("return checksum_of(h) == h->checksum;", "return h != NULL;"),
+    ],
+    "one slot": [("newest_slot == 0 ? 1 : 0", "0")],
+    "the older copy": [("heads[1].sequence > heads[0].sequence", "heads[1].sequence < heads[0].sequence")],
+    "not the step": [("{&step_number, sizeof step_number}", "{&model_seed, sizeof model_seed}")],
+    "no erase": [("!erase_slot(start)", "(0 && !erase_slot(start))")],
+}
+SAID = {
+    "the commit word first": "committed and not whole",
+    "the commit word first, and no checksum": "committed and not whole",
+    "one slot": "starts from step 0",
+    "the older copy": "starts from step 1",
+    "not the step": "exit code 0",
+    "no erase": "exit code 7",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_copy_that_is_kept_wrongly_is_found(
+    name: str, made: Made, here: tuple[Trial, list[bytes]], tmp_path: Path
+) -> None:
+    spoilt = trial(made, STEPS, tmp_path, PLANTED[name])
+    shutil.copy(here[0].where / "batches.bin", tmp_path)
+    assert SAID[name] in str(first_wrong(spoilt, here[1], range(10, 330, 40), saves=2))
+
+
+def test_without_both_checksum_and_order_a_half_written_copy_would_be_trained_on(
+    made: Made, here: tuple[Trial, list[bytes]], tmp_path: Path
+) -> None:
+    spoilt = trial(made, STEPS, tmp_path, PLANTED["the commit word first, and no checksum"])
+    shutil.copy(here[0].where / "batches.bin", tmp_path)
+    spoilt.run(2)
+    assert spoilt.run(3, (200, 0)).code == 9
+    assert spoilt.run(0).trained not in here[1]
+
+
+def test_a_bit_that_flash_forgets_costs_one_copy(here: tuple[Trial, list[bytes]]) -> None:
+    found, expected = here
+    for place in (0, 70, 64 + 12, 200, 1000):  # the commit word, the head, its checksum, the data
+        found.flash.unlink(missing_ok=True)
+        found.run(2)  # slot 0 holds step 1, slot 1 step 2
+        data = bytearray(found.flash.read_bytes())
+        data[found.slot_bytes + place] ^= 1
+        found.flash.write_bytes(data)
+        assert found.run(0).trained == expected[1]
+        data[place] ^= 1
+        found.flash.write_bytes(data)
+        ended = found.run(0)
+        assert (ended.steps_before, ended.trained) == (0, expected[0])
+        assert found.run(STEPS).trained == expected[-1]
+
+
+def test_flash_that_was_never_written_or_holds_anything_at_all_is_no_copy(here: tuple[Trial, list[bytes]]) -> None:
+    found, expected = here
+    size = 2 * found.slot_bytes
+    for content in (b"", b"\xff" * 100, b"\0" * size, random.Random(1).randbytes(size), b"\xff" * (size + 999)):
+        found.flash.write_bytes(content)
+        assert found.run(STEPS).trained == expected[-1]
+
+
+def test_the_program_is_killed_at_random_moments(here: tuple[Trial, list[bytes]]) -> None:
+    found, expected = here
+    found.flash.unlink(missing_ok=True)
+    _, within = killed_at_random(found, expected, longest_s=0.02, least=40, draw=random.Random(2))
+    assert within > 0
+
+
+@emulated
+@pytest.mark.parametrize(("target", "kills"), [("nrf52840", 8), ("mkr1000", 0)])
+def test_a_board_loses_its_power(target: str, kills: int, here: tuple[Trial, list[bytes]], tmp_path: Path) -> None:
+    board = make(NETS["mlp"], tmp_path / "made", optimizer=sgd, keep_every=1, target=target)
+    found = trial(board, STEPS, tmp_path)
+    shutil.copy(here[0].where / "batches.bin", tmp_path)
+    started = time.monotonic()
+    assert found.run(STEPS).trained == here[1][-1]
+    whole_s = time.monotonic() - started
+    writes = found.writes_of_a_save()
+    assert first_wrong(found, here[1], range(2, writes + 1, writes // 3), saves=2, to_end=2) is None
+    found.flash.unlink()
+    _, within = killed_at_random(found, here[1], longest_s=whole_s, least=kills, draw=random.Random(3))
+    assert within > 0 or not kills
+
+
+def test_a_run_goes_on_from_its_flash_and_another_model_does_not(made: Made, tmp_path: Path) -> None:
+    flash = tmp_path / "flash.bin"
+    batches = made.batches(6)
+    whole = run_firmware(made.project.folder, batches)
+    first = run_firmware(made.project.folder, batches[:4], flash=flash)
+    rest = run_firmware(made.project.folder, batches, flash=flash)
+    assert (first.steps_before, rest.steps_before) == (0, 4)
+    assert first.losses + rest.losses == whole.losses
+    done = run_firmware(made.project.folder, batches, flash=flash)
+    assert (done.steps_before, done.losses) == (6, ())
+    results = run_firmware(made.project.folder, batches, flash=flash, predict=True).results
+    assert (results[0] != run_firmware(made.project.folder, batches, predict=True).results[0]).any()
+    other = make(NETS["mlp"], tmp_path / "other", optimizer=sgd, keep_every=1, seed=1)
+    assert run_firmware(other.project.folder, batches, flash=flash).steps_before == 0
+
+
+def test_copies_are_made_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    made = make(NETS["mlp"], tmp_path / "made", optimizer=adam, keep_every=3)
+    found = trial(made, 8, tmp_path)
+    expected = uninterrupted(found, 8)
+    writes = found.writes_of_a_save()
+    for cut, step in ((writes - 20, 0), (2 * writes - 20, 3), (3 * writes - 20, 6)):
+        found.flash.unlink()
+        assert found.run(8, (cut, 1)).code == 9
+        restarted = found.run(0)
+        assert (restarted.steps_before, restarted.trained) == (step, expected[step])
+    assert found.run(8).trained == expected[-1]
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed")
+def test_sanitizers_and_clang_have_nothing_to_say(made: Made, tmp_path: Path) -> None:
+    batches = made.batches(3)
+    checked = run_firmware(made.project.folder, batches, variant="sanitize", flash=tmp_path / "flash.bin")
+    assert run_firmware(made.project.folder, batches, flash=tmp_path / "flash.bin").steps_before == 3
+    copy = shutil.copytree(made.project.folder, tmp_path / "clang", ignore=shutil.ignore_patterns("build"))
+    assert run_firmware(copy, batches, compiler="clang").losses == checked.losses
+
+
+def test_firmware_without_copies_takes_no_flash(tmp_path: Path) -> None:
+    plain = make(NETS["mlp"], tmp_path / "fw")
+    assert not (tmp_path / "fw/checkpoint.c").exists()
+    with pytest.raises(UserError, match="keeps nothing in flash"):
+        run_firmware(plain.project.folder, plain.batches(1), flash=tmp_path / "flash.bin")
+    for wrong in (0, -1, True, 1.5):
+        with pytest.raises(UserError, match="keep_every is wrong"):
+            make(NETS["mlp"], tmp_path / "other", keep_every=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no flash that it is known how to erase"):
+        make(NETS["mlp"], tmp_path / "other", keep_every=1, target="cortex-m55")
+
+
+@emulated
+def test_the_linker_leaves_the_copies_their_pages(tmp_path: Path) -> None:
+    made = make(NETS["mlp"], tmp_path / "fw", keep_every=10, target="stm32f405")
+    assert made.project.kept_bytes == 2 * 131072
+    script = (tmp_path / "fw/board/link.ld").read_text()
+    assert f"LENGTH = {1048576 - 2 * 131072} " in script
+    assert "__flash_bytes = 1048576;" in script
+    assert "FLASH_START 0x080c0000u" in (tmp_path / "fw/board/flash_layout.h").read_text()
+    assert build(tmp_path / "fw").flash_bytes < 1048576 - made.project.kept_bytes
