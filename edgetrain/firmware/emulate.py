@@ -148,8 +148,9 @@ def command(project: dict[str, Any], program: Path) -> list[str]:
     if not project["is_board"]:
         return [*emulator, str(program)]
     console = ["-display", "none", "-monitor", "none", "-serial", "none"]
+    clock = ["-icount", "shift=0"]  # an instruction is a nanosecond of the board's time, whatever it takes here
     files = ["-semihosting-config", "enable=on,target=native"]
-    return [*emulator, *console, *files, "-kernel", str(program)]
+    return [*emulator, *console, *clock, *files, "-kernel", str(program)]
 
 
 def _counted(where: Path) -> list[str]:
