@@ -237,7 +237,9 @@ class Device:
         for sort, regions in (("ram", self.memory.ram), ("flash", self.memory.flash)):
             for region in regions:
                 yield f"{sort}.{region.name}", region.n_bytes
-                yield from ((key, q) for key, q in _named(f"{sort}.{region.name}", region) if not key.endswith("n_bytes"))
+                yield from (
+                    (key, q) for key, q in _named(f"{sort}.{region.name}", region) if not key.endswith("n_bytes")
+                )
         if self.storage is not None:
             yield from _named("storage", self.storage)
         if self.idle_w is not None:

@@ -40,7 +40,7 @@ model_weights:
 
 _NO_DRIVER = """
 board/flash_board.c:
-	@echo "there is no driver for the flash of this board: write board/flash_board.c, which does what board/flash.h says"
+	@echo "there is no driver for the flash of this board: write board/flash_board.c, as board/flash.h asks for it"
 	@false
 """
 
@@ -72,7 +72,10 @@ def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | 
     names["flash_file.c"] = "board/flash_file.c"
     if target.firmware.flash_driver is not None:
         names[target.firmware.flash_driver] = "board/flash_board.c"
-    layout = f"""/* {target.device.name}: two copies of up to {kept.slot_bytes} bytes, in pages of {kept.page_bytes}. */
+    found: dict[str, str | bytes] = {place: (FOLDER / name).read_text() for name, place in names.items()}
+    found[
+        "board/flash_layout.h"
+    ] = f"""/* {target.device.name}: two copies of up to {kept.slot_bytes} bytes, in pages of {kept.page_bytes}. */
 #ifndef FLASH_LAYOUT_H
 #define FLASH_LAYOUT_H
 
@@ -85,7 +88,7 @@ def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | 
 
 #endif
 """
-    return {"board/flash_layout.h": layout} | {place: (FOLDER / name).read_text() for name, place in names.items()}
+    return found
 
 
 def _makefile(target: Target, kernels: Sequence[str], kept: Kept | None) -> str:

@@ -54,7 +54,7 @@ class Run:
     tensors:   everything that a step changes, after the last step, by name, in PyTorch's layout.
     gradients: of a debug build: for each step, by the name of the parameter.
     results:   when predicting: one tensor a batch.
-    steps_before: done before this run, by one whose copy in flash it started from. losses and gradients are of the others.
+    steps_before: done before this run, by one whose copy in flash it started from; losses, gradients: of the rest.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
     instructions: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
     """
@@ -92,7 +92,7 @@ def run_firmware(
 ) -> Run:
     """Build the program and run it over the batches.
 
-    flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest one,
+    flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest
     and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
     progress: is told of each step's number and loss while the program runs.
     """

@@ -274,9 +274,7 @@ def _require_room(
     if not target.is_board:
         return None
     state_bytes = sum(item.n_bytes for item in lasting if item.role == "state" and item.offset is not None)
-    require_flash(
-        graph, target, weights_bytes=project.weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes
-    )
+    require_flash(graph, target, weights_bytes=project.weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
     placed = place(target, arena_bytes=project.arena_bytes, rest_bytes=project.lasting_bytes)
     if placed is not None:
         return placed
@@ -286,9 +284,7 @@ def _require_room(
 # ---- files
 
 
-def _described(
-    project: Project, target: Target, step: Part, lasting: list[Lasting], keep_every: int
-) -> dict[str, Any]:
+def _described(project: Project, target: Target, step: Part, lasting: list[Lasting], keep_every: int) -> dict[str, Any]:
     """What build, emulate and the comparison with PyTorch need to know."""
     graph = step.graph
 

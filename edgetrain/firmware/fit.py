@@ -6,8 +6,8 @@ In:  a lowered graph, a target. Out: a plan whose arena fits, recomputing where 
     levers            a batch of one sample │ recomputing │ an optimizer without state │ the last layer alone
     flash             code + first values + two copies of what changes;  levers: no copies │ no state │ the last layer
 
-A lever's number is the RAM of the step with that change alone, predicted from the graph as a plan's peak is; or the flash
-of the program, with an allowance for its code.
+A lever's number is the RAM of the step with that change alone, predicted from the graph as a plan's peak is; or the
+flash of the program, with an allowance for its code.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def require_flash(
 ) -> None:
     """Infeasible where a program does not fit the flash of its board.
 
-    weights_bytes: of first values, state_bytes of them of the optimizer's state. copy_bytes: what a copy in flash holds;
-    None where none are kept.
+    weights_bytes: of first values, state_bytes of them of the optimizer's state. copy_bytes: what a copy in flash
+    holds; None where none are kept.
     """
     flash = target.flash
     if flash is None:

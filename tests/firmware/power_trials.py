@@ -66,7 +66,7 @@ class Trial:
 
     def writes_of_a_save(self) -> int:
         """Pages that are erased and words that are programmed."""
-        n_bytes = struct.unpack_from("<IIII", self.flash.read_bytes(), LINE_BYTES)[2]
+        n_bytes: int = struct.unpack_from("<IIII", self.flash.read_bytes(), LINE_BYTES)[2]
         lines = 2 + -(-n_bytes // LINE_BYTES)
         return self.slot_bytes // self.page_bytes + lines * LINE_BYTES // 4
 
@@ -119,8 +119,8 @@ def uninterrupted(found: Trial, steps: int) -> list[bytes]:
 
 
 def first_wrong(found: Trial, expected: list[bytes], cuts: Iterable[int], *, saves: int, to_end: int = 1) -> str | None:
-    """Cut the power in the midst of a save, the one after so many others, at each of these writes. What is wrong with the
-    first after which something is; None where all is well.
+    """Cut the power in the midst of a save, the one after so many others, at each of these writes. What is wrong after
+    the first of them that something is wrong after; None where all is well.
 
     to_end: every so many trials go on to the last step.
     """
@@ -157,8 +157,8 @@ def _wrong(found: Trial, expected: list[bytes], cut: int, saves: int, to_end: bo
 def killed_at_random(
     found: Trial, expected: list[bytes], *, longest_s: float, least: int, draw: random.Random
 ) -> tuple[int, int]:
-    """Kill the program, start it again, and so on until it was killed so often, and within a save once; then let it end.
-    How often it was killed, and how often within a save."""
+    """Kill the program, start it again, and so on until it was killed so often, and within a save once; then let it
+    end. How often it was killed, and how often within a save."""
     steps, kills, within = len(expected) - 1, 0, 0
     while kills < least or (not within and kills < 20 * least):
         found.prepare(steps)

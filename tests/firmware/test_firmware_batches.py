@@ -1,6 +1,6 @@
-"""Files of batches that are not what they should be: the program says so with its code, and reads nothing past their end.
+"""Files of batches that are not what they should be: the program says so with its code, and reads nothing past them.
 
-On this machine it runs with the address and undefined-behaviour sanitizers, in the emulator behind the fence of the MPU.
+On this machine it runs with the address and undefined-behaviour sanitizers, in the emulator behind the MPU's fence.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
+import struct
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,9 +14,10 @@ import pytest
 from firmware_nets import NETS, Made, adam, make, sgd
 from power_trials import Trial, first_wrong, killed_at_random, trial, uninterrupted
 
+from edgetrain.devices.device import FOLDER
 from edgetrain.errors import UserError
-from edgetrain.firmware.build import build
-from edgetrain.firmware.emulate import run_firmware
+from edgetrain.firmware.build import build, load_project
+from edgetrain.firmware.emulate import command, run_firmware, write_batches
 
 STEPS = 60
 emulated = pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
@@ -202,3 +206,45 @@ def test_the_linker_leaves_the_copies_their_pages(tmp_path: Path) -> None:
     assert "__flash_bytes = 1048576;" in script
     assert "FLASH_START 0x080c0000u" in (tmp_path / "fw/board/flash_layout.h").read_text()
     assert build(tmp_path / "fw").flash_bytes < 1048576 - made.project.kept_bytes
+
+
+# ---- a driver of real flash
+
+
+@emulated
+def test_the_controller_of_nordics_chips_keeps_copies_through_a_reset(tmp_path: Path) -> None:
+    """QEMU's microbit has the flash of an nRF51 with its controller, whose registers are those of the nRF52840."""
+    device = (FOLDER / "mkr1000.toml").read_text().replace('target = "mkr1000"', 'target = "nrf51"')
+    device = re.sub(r"page_bytes = .*", 'page_bytes = { value = 1024, source = "nRF51 reference manual" }', device)
+    (tmp_path / "nrf51.toml").write_text(device.rstrip() + '\nflash_driver = "flash_nvmc.c"\n')
+    made = make(NETS["mlp"], tmp_path / "fw", optimizer=sgd, keep_every=2, target=str(tmp_path / "nrf51.toml"))
+    main = tmp_path / "fw/main.c"
+    text = main.read_text()
+    reset = "*(volatile uint32_t *)0xe000ed0cu = 0x05fa0004u;"  # once, after it has trained
+    last = text.rindex("    board_exit(EXIT_DONE);")
+    main.write_text(
+        f"{text[:last]}    if (before == 0) {{\n        {reset}\n        for (;;) {{\n        }}\n    }}\n{text[last:]}"
+    )
+    subprocess.run(["make", "-s", "-C", str(tmp_path / "fw"), "board"], check=True)
+    described = load_project(tmp_path / "fw")
+    write_batches(tmp_path / "batches.bin", described, made.batches(5))
+    words = command(described, (tmp_path / "fw/build/firmware_board").resolve())
+    subprocess.run(words, cwd=tmp_path, check=True, timeout=60)
+    done, _, _, before = struct.unpack("<IIII", (tmp_path / "report.bin").read_bytes())
+    assert (done, before) == (5, 5)
+    assert (tmp_path / "losses.bin").read_bytes() == b""  # there was nothing left to train
+    here = make(NETS["mlp"], tmp_path / "here", optimizer=sgd)
+    assert not (tmp_path / "flash.bin").exists()
+    shutil.copy(tmp_path / "batches.bin", tmp_path / "here")
+    program = build(here.project.folder).program.resolve()
+    subprocess.run([str(program)], cwd=tmp_path / "here", check=True)
+    assert (tmp_path / "here/trained.bin").read_bytes() == (tmp_path / "trained.bin").read_bytes()
+
+
+@emulated
+def test_a_board_without_a_driver_says_so_when_it_is_built_and_nordics_builds(tmp_path: Path) -> None:
+    for target, code, said in (("nrf52840", 0, ""), ("stm32f405", 2, "no driver for the flash of this board")):
+        make(NETS["mlp"], tmp_path / target, keep_every=2, target=target)
+        done = subprocess.run(["make", "-s", "-C", str(tmp_path / target), "board"], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout
