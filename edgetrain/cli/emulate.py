@@ -85,6 +85,7 @@ def _described(project: dict[str, Any], run: Run) -> dict[str, Any]:
         "stack_used_bytes": run.stack_used_bytes if board else None,
         "ram_bytes": run.built.ram_bytes if board else None,
         "flash_bytes": run.built.flash_bytes if board else None,
+        "kept_bytes": project["kept_bytes"],
         "sections": {name: n for name, n in run.built.sections.items() if not name.startswith((".debug", ".comment"))},
         "instructions": run.instructions,
         "instructions_by_function": dict(run.instructions_by),
@@ -101,7 +102,9 @@ def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
     yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
     if not project["is_board"]:
         return
-    yield f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used; flash {found['flash_bytes']}"
+    kept = f", and {found['kept_bytes']} for copies" if found["kept_bytes"] else ""
+    memory = f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used"
+    yield f"{memory}; flash {found['flash_bytes']}{kept}"
     yield f"{found['instructions']} instructions"
     for name, count in list(found["instructions_by_function"].items())[:8]:
         yield f"  {100 * count / found['instructions']:5.1f} %  {name}"

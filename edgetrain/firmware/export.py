@@ -320,8 +320,15 @@ def _described(project: Project, target: Target, step: Part, lasting: list[Lasti
     }
 
 
+_KEPT = """
+It keeps two copies in flash of all that it changes (checkpoint.c), and starts from the newest that is whole: flash.bin
+in the emulator and on Linux. On the board that takes a driver, board/flash_board.c, which does what board/flash.h says.
+"""
+
+
 def _readme(project: Project, target: Target, step: Part) -> str:
     graph, plan = step.graph, step.plan
+    kept = "" if not project.kept_bytes else _KEPT
     batch = ", ".join(f"{graph.tensors[t]}" for t in graph.inputs)
     return f"""# A training step of {graph.about.get("model", "a model")} for {target.device.name}
 
@@ -344,7 +351,7 @@ Plan: {plan.planner}, {len(plan.order)} ops, {len(plan.recomputed)} of them comp
 The program reads batches.bin in the present folder, trains, and writes losses.bin, trained.bin and report.bin: main.c
 says how they look. In a program of your own: fill the inputs that model.h names, call model_init once and train_step
 for each batch.
-"""
+{kept}"""
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
