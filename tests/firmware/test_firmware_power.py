@@ -18,6 +18,7 @@ from edgetrain.devices.device import FOLDER
 from edgetrain.errors import UserError
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import command, run_firmware, write_batches
+from edgetrain.firmware.target import load_target
 
 STEPS = 30
 emulated = pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
@@ -248,3 +249,10 @@ def test_a_board_without_a_driver_says_so_when_it_is_built_and_nordics_builds(tm
         done = subprocess.run(["make", "-s", "-C", str(tmp_path / target), "board"], capture_output=True, text=True)
         assert done.returncode == code, done.stderr
         assert said in done.stdout
+
+
+def test_a_flash_driver_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    device = (FOLDER / "nrf52840.toml").read_text().replace("flash_nvmc.c", "flash_magic.c")
+    (tmp_path / "own.toml").write_text(device)
+    with pytest.raises(UserError, match=r"flash_nvmc\.c"):
+        load_target(tmp_path / "own.toml")
