@@ -91,6 +91,22 @@ def test_a_copy_that_is_kept_wrongly_is_found(
     assert SAID[name] in str(first_wrong(spoilt, here[1], range(10, 330, 40), saves=2))
 
 
+def test_against_lost_power_the_order_or_the_checksum_would_each_do(
+    made: Made, here: tuple[Trial, list[bytes]], tmp_path: Path
+) -> None:
+    turned, unchecked = PLANTED["the commit word first, and no checksum"]
+    for name, change in (("order", unchecked), ("checksum", turned)):
+        (tmp_path / name).mkdir()
+        alone = trial(made, STEPS, tmp_path / name, [change])
+        shutil.copy(here[0].where / "batches.bin", tmp_path / name)
+        alone.run(2)
+        before = alone.flash.read_bytes()
+        for cut in range(1, alone.writes_of_a_save() - 16, 11):
+            alone.flash.write_bytes(before)
+            assert alone.run(3, (cut, cut)).code == 9
+            assert alone.run(0).trained == here[1][2]
+
+
 def test_without_both_checksum_and_order_a_half_written_copy_would_be_trained_on(
     made: Made, here: tuple[Trial, list[bytes]], tmp_path: Path
 ) -> None:
