@@ -8,9 +8,10 @@
 
 #include "board.h"
 
-int board_open(const char *name, int write)
+int board_open(const char *name, int how)
 {
-    return write ? open(name, O_WRONLY | O_CREAT | O_TRUNC, 0644) : open(name, O_RDONLY);
+    static const int flags[] = {[OPEN_READ] = O_RDONLY, [OPEN_NEW] = O_RDWR | O_CREAT | O_TRUNC, [OPEN_UPDATE] = O_RDWR};
+    return open(name, flags[how], 0644);
 }
 
 int board_read(int file, void *data, uint32_t n)
@@ -39,6 +40,16 @@ int board_write(int file, const void *data, uint32_t n)
         n -= (uint32_t)put;
     }
     return 1;
+}
+
+int board_seek(int file, uint32_t at)
+{
+    return lseek(file, (off_t)at, SEEK_SET) >= 0;
+}
+
+int board_sync(int file)
+{
+    return fdatasync(file) == 0;
 }
 
 void board_close(int file)
