@@ -45,7 +45,7 @@ from edgetrain.zoo.models.mobilenet_v2 import InvertedResidual
 MODEL, PLAIN, CHANNELS_LAST = "mobilenet_v2", "plain PyTorch", "plain channels-last"
 CHECK = "memory_format=preserve"  # edgetrain in PyTorch's format: bitwise the same?
 CHECKED_STEPS = 2  # the second also sees what the first left in the optimizer
-PROFILED_STEPS, PROFILE = 8, Protocol(idle_s=1.0, rounds=4, most_warm_up=4)  # short: a demo has three minutes
+PROFILED_STEPS, PROFILE = 6, Protocol(idle_s=1.0, rounds=2, most_warm_up=3)  # short: a demo has three minutes
 
 
 @dataclass(frozen=True)

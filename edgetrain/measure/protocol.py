@@ -1,7 +1,7 @@
 """How a step is measured: the order of things, so that a number means the same everywhere.
 
     │ idle │ warm-up … steady │ measured: sampled and traced │ nothing │ sampling │ sampling and tracing │ sampling │ …
-    └───────────── one sampler, one clock ──────────────────┘ blocks of a few steps, in random order: its cost
+    └───────────── one sampler, one clock ──────────────────┘ in random order, step by step: its cost
 
 In:  a prepared step and a batch, sensors, a run folder.
 Out: `Measured`: the timeline of the measured steps, the samples of all of it, where each part lies on the clock, the
