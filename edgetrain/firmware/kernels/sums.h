@@ -2,6 +2,15 @@
 #ifndef SUMS_H
 #define SUMS_H
 
+/* A loop of a few rounds, known when the program is built, written out: its arrays become registers. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
+/* A function that is built anew for each call, with what is constant there. */
+#define FOR_EACH_CALL static inline __attribute__((always_inline))
+
 static inline int at_least(int a, int b)
 {
     return a > b ? a : b;
