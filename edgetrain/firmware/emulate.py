@@ -8,7 +8,6 @@ A program that ends with another exit code than 0 is a `FirmwareFailed`, which c
 
 from __future__ import annotations
 
-import bisect
 import struct
 import subprocess
 import tempfile
@@ -22,7 +21,9 @@ import numpy as np
 import torch
 
 from edgetrain.errors import EdgetrainError, UserError
+from edgetrain.firmware import counts
 from edgetrain.firmware.build import Built, Variant, build, load_project, require
+from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.export import from_memory
 
 CODES = {
@@ -34,7 +35,6 @@ CODES = {
 }
 _TRAIN, _PREDICT = 0, 1
 _POLL_S = 0.05
-_COUNTS = "counts.txt"
 
 
 class FirmwareFailed(EdgetrainError):
@@ -53,7 +53,8 @@ class Run:
     gradients: of a debug build: for each step, by the name of the parameter.
     results:   when predicting: one tensor a batch.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
-    instructions: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
+    instructions_by: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
+    calls:     the same by call of the training step, without what is outside of it.
     """
 
     built: Built
@@ -64,12 +65,18 @@ class Run:
     arena_used_bytes: int = 0
     stack_used_bytes: int = 0
     instructions_by: Mapping[str, int] = field(default_factory=dict)
+    calls: tuple[CountedCall, ...] = ()
     time_s: float = field(default=0.0, compare=False)
 
     @property
     def instructions(self) -> int | None:
         """All of them; two runs over the same batches have the same number. None where nothing counts them."""
         return sum(self.instructions_by.values()) or None
+
+    @property
+    def instructions_per_step(self) -> float | None:
+        """Of the ops of a step, its mean over the run."""
+        return sum(call.instructions for call in self.calls) / len(self.losses) if self.calls else None
 
 
 Progress = Callable[[int, float], None]
@@ -132,35 +139,7 @@ def _command(project: dict[str, Any], program: Path, where: Path) -> list[str]:
         return [*emulator, str(program)]
     console = ["-display", "none", "-monitor", "none", "-serial", "none"]
     files = ["-semihosting-config", "enable=on,target=native"]
-    count = ["-plugin", f"{_counter(where)},out={_COUNTS}"]
-    return [*emulator, *console, *files, *count, "-kernel", str(program)]
-
-
-def _counter(where: Path) -> Path:
-    """QEMU's plugin that counts instructions, built for this machine."""
-    require("gcc")
-    library = where / "count.so"
-    source = Path(__file__).parent / "boards" / "count.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", str(source), "-o", str(library)], check=True)
-    return library
-
-
-def _instructions(project: dict[str, Any], program: Path, counts: Path) -> dict[str, int]:
-    """By function: each block of code belongs to the function that starts last before it."""
-    if not counts.exists():
-        return {}
-    prefix = project["compiler"].removesuffix("gcc")
-    listed = subprocess.run([f"{prefix}nm", "-n", str(program)], capture_output=True, text=True, check=True).stdout
-    words = [line.split() for line in listed.splitlines()]
-    functions = [(int(w[0], 16) & ~1, w[2]) for w in words if len(w) == 3 and w[1] in "tT" and w[2][0] != "$"]
-    starts = [start for start, _ in functions]
-    found: dict[str, int] = {}
-    for line in counts.read_text().splitlines():
-        address, executed = line.split()
-        at = bisect.bisect_right(starts, int(address, 16)) - 1
-        name = functions[at][1] if at >= 0 else "?"
-        found[name] = found.get(name, 0) + int(executed)
-    return {name: count for name, count in sorted(found.items(), key=lambda item: -item[1]) if count}
+    return [*emulator, *console, *files, *counts.plugin(project, program, where), "-kernel", str(program)]
 
 
 def _execute(command: list[str], where: Path, progress: Progress | None, time_limit_s: float) -> None:
@@ -208,8 +187,8 @@ def _read(
     if variant != "plain" and not predict:
         gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), steps))
     tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
-    counted = _instructions(project, built.program, where / _COUNTS)
-    return Run(built, losses, tensors, gradients, results, arena, stack, counted, time_s)
+    counted = counts.read(project, built.program, where)
+    return Run(built, losses, tensors, gradients, results, arena, stack, counted.by_function, counted.calls, time_s)
 
 
 def _trained(project: dict[str, Any], data: bytes) -> Iterator[tuple[str, torch.Tensor]]:

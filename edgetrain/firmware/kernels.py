@@ -20,12 +20,14 @@ from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
 
 FOLDER = Path(__file__).parent / "kernels"
-# What a file includes beside its own header.
+_PRODUCTS = ("products", "tiles", "products_of_runs", "products_of_columns", "products_of_run_and_columns")
+# What a file includes beside its own header, or calls.
 _NEEDS = {
     "sigmoid": ("functions",), "tanh": ("functions",), "softmax_cross_entropy": ("functions",),
-    "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",), "conv2d": ("products",), "dense": ("products",),
+    "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",), "conv2d": _PRODUCTS, "dense": _PRODUCTS,
 }  # fmt: skip
-_HEADERS_ONLY = ("pool2d", "sums")
+_HEADERS_ONLY = ("pool2d", "products", "sums", "tiles")
+_WITHOUT_HEADER = ("products_of_runs", "products_of_columns", "products_of_run_and_columns")
 
 
 @dataclass
@@ -94,7 +96,7 @@ def files_of(kernels: Sequence[str]) -> list[str]:
     """The files that these kernels are built from: sources first, then headers; names with their endings."""
     parts = {part for name in kernels for part in (name, *_NEEDS.get(name, ()))}
     sources = sorted(f"{part}.c" for part in parts if part not in _HEADERS_ONLY)
-    return sources + sorted({f"{part}.h" for part in {*parts, "sums"}})
+    return sources + sorted({f"{part}.h" for part in {*parts, "sums"} - {*_WITHOUT_HEADER}})
 
 
 def number(value: Value) -> str:

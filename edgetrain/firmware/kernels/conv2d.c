@@ -37,13 +37,13 @@ static filters filters_of(const conv2d_shape *s)
     return (filters){s->C / s->groups, s->K / s->groups, together ? s->S : 1};
 }
 
-/* The columns q of y whose taps [t, t + taps) all lie in the image. */
-static range whole_columns(const conv2d_shape *s, int t, int taps)
+/* The places of y whose taps [first, first + taps) all lie in the image; along rows or along columns. */
+static range whole_places(int first, int taps, int stride, int pad, int dilation, int places, int side)
 {
-    const int start = t * s->dilation_w - s->pad_w, last = (taps - 1) * s->dilation_w;
-    const range a = inside(start, s->stride_w, s->Q, s->W), b = inside(start + last, s->stride_w, s->Q, s->W);
-    const int first = at_least(a.first, b.first);
-    return (range){first, at_least(first, at_most(a.end, b.end))};
+    const int start = first * dilation - pad, last = start + (taps - 1) * dilation;
+    const range a = inside(start, stride, places, side), b = inside(last, stride, places, side);
+    const int from = at_least(a.first, b.first);
+    return (range){from, at_least(from, at_most(a.end, b.end))};
 }
 
 static void fill(float *restrict y, const float *value, int rows, int K)
@@ -55,47 +55,67 @@ static void fill(float *restrict y, const float *value, int rows, int K)
     }
 }
 
-/* The rows and taps of the filters that meet the image where one row of y is made. */
+/* Some places of y, rows and columns, which all meet the same rows and taps of the filters. */
 typedef struct {
-    int h0; /* the row of the image that row 0 of the filters would lie on */
-    range rows, taps;
-} met;
+    range p, q, rows, taps;
+} part;
 
-/* `count` columns of a row of y, from column q on, all of which meet the same taps. */
-static void forward_columns(
-    float *restrict y, const float *x, const float *w, const conv2d_shape *s, met m, int q, int count)
+static int length(range r)
+{
+    return r.end - r.first;
+}
+
+static void forward_part(float *restrict y, const float *x, const float *w, const conv2d_shape *s, part at)
 {
     const filters f = filters_of(s);
-    const int taps = m.taps.end - m.taps.first, rows = m.rows.end - m.rows.first;
-    if (taps <= 0 || rows <= 0 || count <= 0) {
+    if (length(at.p) <= 0 || length(at.q) <= 0 || length(at.rows) <= 0 || length(at.taps) <= 0) {
         return;
     }
-    const int v = q * s->stride_w - s->pad_w + m.taps.first * s->dilation_w;
-    const products_shape p = {
-        .M = count, .N = f.K, .y_m = s->K, .y_n = 1, .a_m = s->stride_w * s->C, .b_n = s->R * s->S * f.C,
-        .outer = {rows, s->dilation_h * s->W * s->C, s->S * f.C},
-        .middle = {f.taps > 1 ? 1 : taps, s->dilation_w * s->C, f.C},
-        .inner = {f.taps > 1 ? taps * f.C : f.C, 1, 1},
+    /* Along the longer side: more places share what is loaded of the filters. */
+    const int down = length(at.p) > length(at.q), lines = length(down ? at.q : at.p);
+    const int x_q = s->stride_w * s->C, x_p = s->stride_h * s->W * s->C, y_p = s->Q * s->K;
+    const products_shape product = {
+        .M = length(down ? at.p : at.q), .N = f.K, .y_m = down ? y_p : s->K, .a_m = down ? x_p : x_q,
+        .b_n = s->R * s->S * f.C, .outer = {length(at.rows), s->dilation_h * s->W * s->C, s->S * f.C},
+        .middle = {f.taps > 1 ? 1 : length(at.taps), s->dilation_w * s->C, f.C},
+        .inner = {f.taps > 1 ? length(at.taps) * f.C : f.C, 1, 1},
     };
-    x += ((m.h0 + m.rows.first * s->dilation_h) * s->W + v) * s->C;
-    w += (m.rows.first * s->S + m.taps.first) * f.C;
-    for (int g = 0; g < s->groups; g++) {
-        products_of_runs(y + q * s->K + g * f.K, x + g * f.C, w + g * f.K * p.b_n, &p);
+    const int h = at.p.first * s->stride_h - s->pad_h + at.rows.first * s->dilation_h;
+    const int v = at.q.first * s->stride_w - s->pad_w + at.taps.first * s->dilation_w;
+    x += (h * s->W + v) * s->C;
+    w += (at.rows.first * s->S + at.taps.first) * f.C;
+    y += at.p.first * y_p + at.q.first * s->K;
+    for (int line = 0; line < lines; line++) {
+        for (int g = 0; g < s->groups; g++) {
+            products_of_runs(y + g * f.K, x + g * f.C, w + g * f.K * product.b_n, &product);
+        }
+        y += down ? s->K : y_p;
+        x += down ? x_q : x_p;
     }
 }
 
-static void forward_row(float *restrict y, const float *x, const float *w, const conv2d_shape *s, int p)
+/* Some rows of y: the columns that meet all taps together, those at the edges one by one. */
+static void forward_rows(
+    float *restrict y, const float *x, const float *w, const conv2d_shape *s, range p, range rows)
 {
-    const int h0 = p * s->stride_h - s->pad_h;
-    const range rows = inside(h0, s->dilation_h, s->R, s->H), whole = whole_columns(s, 0, s->S);
-    forward_columns(y, x, w, s, (met){h0, rows, {0, s->S}}, whole.first, whole.end - whole.first);
+    const range whole = whole_places(0, s->S, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
+    forward_part(y, x, w, s, (part){p, whole, rows, {0, s->S}});
     for (int q = 0; q < s->Q; q++) {
-        if (q == whole.first) {
-            q = whole.end;
-        }
-        if (q < s->Q) {
+        if (q < whole.first || q >= whole.end) {
             const range taps = inside(q * s->stride_w - s->pad_w, s->dilation_w, s->S, s->W);
-            forward_columns(y, x, w, s, (met){h0, rows, taps}, q, 1);
+            forward_part(y, x, w, s, (part){p, {q, q + 1}, rows, taps});
+        }
+    }
+}
+
+static void forward_image(float *restrict y, const float *x, const float *w, const conv2d_shape *s)
+{
+    const range whole = whole_places(0, s->R, s->stride_h, s->pad_h, s->dilation_h, s->P, s->H);
+    forward_rows(y, x, w, s, whole, (range){0, s->R});
+    for (int p = 0; p < s->P; p++) {
+        if (p < whole.first || p >= whole.end) {
+            const range rows = inside(p * s->stride_h - s->pad_h, s->dilation_h, s->R, s->H);
+            forward_rows(y, x, w, s, (range){p, p + 1}, rows);
         }
     }
 }
@@ -104,11 +124,9 @@ void conv2d_forward(float *restrict y, const float *x, const float *w, const flo
 {
     fill(y, b, s->B * s->P * s->Q, s->K);
     for (int n = 0; n < s->B; n++) {
-        for (int p = 0; p < s->P; p++) {
-            forward_row(y, x, w, s, p);
-            y += s->Q * s->K;
-        }
+        forward_image(y, x, w, s);
         x += s->H * s->W * s->C;
+        y += s->P * s->Q * s->K;
     }
 }
 
@@ -125,7 +143,7 @@ static void weight_columns(
     const products_loop down = {rows.end - rows.first, s->Q * s->K, s->stride_h * s->W * s->C};
     const products_loop along = {count, s->K, s->stride_w * s->C};
     const products_shape p = {
-        .M = f.K, .N = (taps.end - taps.first) * f.C, .y_m = s->R * s->S * f.C, .y_n = 1, .a_m = 1, .b_n = 1,
+        .M = f.K, .N = (taps.end - taps.first) * f.C, .y_m = s->R * s->S * f.C, .a_m = 1, .b_n = 1,
         .outer = count > 1 ? images : ONCE, .middle = count > 1 ? down : images, .inner = count > 1 ? along : down,
     };
     const int h = rows.first * s->stride_h - s->pad_h + r * s->dilation_h;
@@ -142,13 +160,10 @@ static void weight_columns(
 static void weight_taps(float *restrict dw, const float *dy, const float *x, const conv2d_shape *s, int r, int t)
 {
     const int together = filters_of(s).taps;
-    const range whole = whole_columns(s, t, together);
+    const range whole = whole_places(t, together, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
     weight_columns(dw, dy, x, s, r, (range){t, t + together}, whole.first, whole.end - whole.first);
     for (int q = 0; q < s->Q; q++) {
-        if (q == whole.first) {
-            q = whole.end;
-        }
-        if (q < s->Q) {
+        if (q < whole.first || q >= whole.end) {
             const int start = q * s->stride_w - s->pad_w + t * s->dilation_w;
             const range some = inside(start, s->dilation_w, together, s->W);
             weight_columns(dw, dy, x, s, r, (range){t + some.first, t + some.end}, q, 1);
@@ -176,7 +191,7 @@ static void input_rows(float *restrict dx, const float *dy, const float *w, cons
         return;
     }
     products_shape product = {
-        .N = f.C, .y_m = s->stride_w * s->C, .y_n = 1, .a_m = s->K, .b_n = 1, .outer = ONCE,
+        .N = f.C, .y_m = s->stride_w * s->C, .a_m = s->K, .b_n = 1, .outer = ONCE,
         .middle = {rows.end - rows.first, -s->dilation_h * s->Q * s->K, s->stride_h * s->S * f.C},
         .inner = {f.K, 1, s->R * s->S * f.C},
     };

@@ -14,7 +14,7 @@ void dense_forward(float *restrict y, const float *x, const float *w, const floa
         }
     }
     const products_shape s = {
-        .M = B, .N = O, .y_m = O, .y_n = 1, .a_m = I, .b_n = I, .outer = ONCE, .middle = ONCE, .inner = {I, 1, 1},
+        .M = B, .N = O, .y_m = O, .a_m = I, .b_n = I, .outer = ONCE, .middle = ONCE, .inner = {I, 1, 1},
         .fresh = b == NULL,
     };
     products_of_runs(y, x, w, &s);
@@ -23,7 +23,7 @@ void dense_forward(float *restrict y, const float *x, const float *w, const floa
 void dense_backward_weight(float *restrict dw, const float *dy, const float *x, int B, int I, int O)
 {
     const products_shape s = {
-        .M = O, .N = I, .y_m = I, .y_n = 1, .a_m = 1, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {B, O, I},
+        .M = O, .N = I, .y_m = I, .a_m = 1, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {B, O, I},
         .fresh = 1,
     };
     products_of_columns(dw, dy, x, &s);
@@ -32,7 +32,7 @@ void dense_backward_weight(float *restrict dw, const float *dy, const float *x, 
 void dense_backward_input(float *restrict dx, const float *dy, const float *w, int B, int I, int O)
 {
     const products_shape s = {
-        .M = B, .N = I, .y_m = I, .y_n = 1, .a_m = O, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {O, 1, I},
+        .M = B, .N = I, .y_m = I, .a_m = O, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {O, 1, I},
         .fresh = 1,
     };
     products_of_run_and_columns(dx, dy, w, &s);

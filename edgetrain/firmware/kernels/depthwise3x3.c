@@ -1,21 +1,20 @@
-/* One channel at a time, two rows of results at a time. What three columns of the image hold moves along in registers:
+/* Two rows of results at a time, channel by channel. What some columns of the image hold moves along in registers:
  *
- *     . . . . . . .      rows of the image: 4 for two rows of results at stride 1, 5 at stride 2
- *     . a b c . . .      next step: a ← b, b ← c, c is loaded
- *     . a b c . . .
- *     . . . . . . .
+ *     . a b c d . .      rows of the image: 4 for two rows of results at stride 1, 5 at stride 2
+ *     . a b c d . .      stride 1: two columns of results, then a ← c, b ← d, and two columns are loaded
+ *     . a b c d . .      stride 2: one column of results, then a ← c, and two columns are loaded
+ *     . a b c d . .
  *
- * Outside of the image are zeros: a row there is read as one zero over and over, and written to a number that nobody
- * reads. */
+ * Outside of the image are zeros: a row there is read as one zero over and over. */
 #include "depthwise3x3.h"
 
 #include <stddef.h>
 
 #include "sums.h"
 
-enum { MOST_ROWS = 5 };
+enum { MOST_ROWS = 5, MOST_COLUMNS = 4 };
 
-/* The image that is read and the one that is made, of one channel. */
+/* The image that is read, and the one that is made. */
 typedef struct {
     int H, W, P, Q, C;
     int pad_h, pad_w;
@@ -23,27 +22,43 @@ typedef struct {
 
 static const float ZERO = 0.0f;
 
-/* Numbers of a row, one after the other. */
+/* A row of an image: its first number, and how far it is to the next column and to the next channel. */
+typedef struct {
+    const float *first;
+    int column, channel;
+} source;
+
+typedef struct {
+    source of[MOST_ROWS];
+} sources;
+
+static inline source row_of(const float *x, int h, int H, int W, int C)
+{
+    if (h < 0 || h >= H) {
+        return (source){&ZERO, 0, 0};
+    }
+    return (source){x + h * W * C, C, 1};
+}
+
+/* The rows that rows p and p + 1 of the results are made from. */
+static sources rows_of(const float *x, const plane *s, int stride, int p)
+{
+    sources rows;
+    for (int r = 0; r < MOST_ROWS; r++) {
+        rows.of[r] = row_of(x, p * stride - s->pad_h + r, s->H, s->W, s->C);
+    }
+    return rows;
+}
+
+/* Numbers of one channel of a row, one after the other. */
 typedef struct {
     const float *next;
     int step;
 } reader;
 
-typedef struct {
-    float *next;
-    int step;
-} writer;
-
-static inline reader row_of(const float *x, int h, int H, int W, int C)
+FOR_EACH_CALL reader channel_of(const source *row, int c)
 {
-    const int there = h >= 0 && h < H;
-    return (reader){there ? x + h * W * C : &ZERO, there ? C : 0};
-}
-
-static inline writer row_to(float *y, int p, int P, int Q, int C, float *nowhere)
-{
-    const int there = p >= 0 && p < P;
-    return (writer){there ? y + p * Q * C : nowhere, there ? C : 0};
+    return (reader){row->first + c * row->channel, row->column};
 }
 
 FOR_EACH_CALL float take(reader *row)
@@ -53,16 +68,9 @@ FOR_EACH_CALL float take(reader *row)
     return value;
 }
 
-FOR_EACH_CALL void put(writer *row, float value)
-{
-    *row->next = value;
-    row->next += row->step;
-}
-
-/* Three columns of some rows of an image. */
 typedef struct {
     reader row[MOST_ROWS];
-    float at[MOST_ROWS][3];
+    float at[MOST_ROWS][MOST_COLUMNS];
 } window;
 
 FOR_EACH_CALL void load_column(const int ROWS, window *x, int column)
@@ -83,43 +91,32 @@ FOR_EACH_CALL void load_column_if(const int ROWS, window *x, int column, int the
     }
 }
 
-/* Before the first step: the columns that stay when the window moves for the first time. */
-FOR_EACH_CALL void open_window(const int STRIDE, window *x, const float *image, const plane *s, int p)
-{
-    const int ROWS = STRIDE + 3;
-    UNROLLED for (int r = 0; r < ROWS; r++) {
-        x->row[r] = row_of(image, p * STRIDE - s->pad_h + r, s->H, s->W, s->C);
-    }
-    UNROLLED for (int column = STRIDE; column < 3; column++) {
-        const int v = column - STRIDE - s->pad_w;
-        load_column_if(ROWS, x, column, v >= 0 && v < s->W);
-    }
-}
-
-FOR_EACH_CALL void move_window(const int STRIDE, window *x)
+/* Before the first step: the columns that are not new then. */
+FOR_EACH_CALL void open_window(const int STRIDE, window *x, const sources *rows, int c, const plane *s)
 {
     UNROLLED for (int r = 0; r < STRIDE + 3; r++) {
-        UNROLLED for (int column = STRIDE; column < 3; column++) {
-            x->at[r][column - STRIDE] = x->at[r][column];
+        x->row[r] = channel_of(&rows->of[r], c);
+    }
+    UNROLLED for (int column = 0; column < 3 - STRIDE; column++) {
+        const int v = column - s->pad_w;
+        load_column_if(STRIDE + 3, x, column, v >= 0 && v < s->W);
+    }
+}
+
+/* New columns for `RESULTS` columns of results, from q on. edge: some may lie to the right of the image. */
+FOR_EACH_CALL void load_window(const int STRIDE, const int RESULTS, window *x, const plane *s, int q, const int EDGE)
+{
+    UNROLLED for (int column = 3 - STRIDE; column < 3 + STRIDE * (RESULTS - 1); column++) {
+        load_column_if(STRIDE + 3, x, column, !EDGE || q * STRIDE - s->pad_w + column < s->W);
+    }
+}
+
+FOR_EACH_CALL void move_window(const int STRIDE, const int RESULTS, window *x)
+{
+    UNROLLED for (int r = 0; r < STRIDE + 3; r++) {
+        UNROLLED for (int column = 0; column < 3 - STRIDE; column++) {
+            x->at[r][column] = x->at[r][column + STRIDE * RESULTS];
         }
-    }
-}
-
-/* The window for the next column of results, whose last columns lie in the image. */
-FOR_EACH_CALL void step_window(const int STRIDE, window *x)
-{
-    move_window(STRIDE, x);
-    UNROLLED for (int column = 3 - STRIDE; column < 3; column++) {
-        load_column(STRIDE + 3, x, column);
-    }
-}
-
-/* The same at the right edge. */
-FOR_EACH_CALL void step_window_at_edge(const int STRIDE, window *x, const plane *s, int q)
-{
-    move_window(STRIDE, x);
-    UNROLLED for (int column = 3 - STRIDE; column < 3; column++) {
-        load_column_if(STRIDE + 3, x, column, q * STRIDE - s->pad_w + column < s->W);
     }
 }
 
@@ -129,49 +126,104 @@ static inline int columns_before_edge(const plane *s, int stride)
     return at_most(s->Q, at_least(0, (s->W + s->pad_w - 2 + stride - 1) / stride));
 }
 
-FOR_EACH_CALL float filtered(const window *x, int top, const float *k, float bias)
+/* ---- forward, and backward to the input at stride 1 */
+
+FOR_EACH_CALL float filtered(const window *x, int row, int column, const float *k)
 {
     float sum[3];
     UNROLLED for (int r = 0; r < 3; r++) {
-        const float *const at = x->at[top + r];
+        const float *const at = x->at[row + r] + column;
         sum[r] = at[0] * k[3 * r] + at[1] * k[3 * r + 1] + at[2] * k[3 * r + 2];
     }
-    return bias + (sum[0] + sum[1] + sum[2]);
+    return sum[0] + sum[1] + sum[2];
 }
 
-/* Rows p and p + 1 of y. */
-FOR_EACH_CALL void filter_two_rows(
-    const int STRIDE, float *y, const float *image, const float *k, float bias, const plane *s, int p)
+/* Where the results go. The lower row is written first: where there is none it is the upper one, written over. */
+typedef struct {
+    float *upper, *lower;
+    int step;
+} results;
+
+FOR_EACH_CALL void put(results *y, const window *x, const int STRIDE, int column, const float *k)
 {
-    float nowhere;
+    *y->lower = filtered(x, STRIDE, column, k);
+    *y->upper = filtered(x, 0, column, k);
+    y->lower += y->step;
+    y->upper += y->step;
+}
+
+FOR_EACH_CALL void filter_channel(
+    const int STRIDE, results y, const sources *rows, const float *k, const plane *s, int c, int whole)
+{
+    const int RESULTS = STRIDE == 1 ? 2 : 1;
     window x;
-    open_window(STRIDE, &x, image, s, p);
-    writer upper = row_to(y, p, s->P, s->Q, s->C, &nowhere), lower = row_to(y, p + 1, s->P, s->Q, s->C, &nowhere);
-    const int whole = columns_before_edge(s, STRIDE);
-    for (int q = 0; q < whole; q++) {
-        step_window(STRIDE, &x);
-        put(&upper, filtered(&x, 0, k, bias));
-        put(&lower, filtered(&x, STRIDE, k, bias));
+    open_window(STRIDE, &x, rows, c, s);
+    int q = 0;
+    for (; q + RESULTS <= whole; q += RESULTS) {
+        load_window(STRIDE, RESULTS, &x, s, q, 0);
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            put(&y, &x, STRIDE, i * STRIDE, k);
+        }
+        move_window(STRIDE, RESULTS, &x);
     }
-    for (int q = whole; q < s->Q; q++) {
-        step_window_at_edge(STRIDE, &x, s, q);
-        put(&upper, filtered(&x, 0, k, bias));
-        put(&lower, filtered(&x, STRIDE, k, bias));
+    for (; q + RESULTS <= s->Q; q += RESULTS) {
+        load_window(STRIDE, RESULTS, &x, s, q, 1);
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            put(&y, &x, STRIDE, i * STRIDE, k);
+        }
+        move_window(STRIDE, RESULTS, &x);
+    }
+    if (q < s->Q) {
+        load_window(STRIDE, 1, &x, s, q, 1);
+        put(&y, &x, STRIDE, 0, k);
     }
 }
 
-static void filter_plane(float *y, const float *x, const float *filter, float bias, const plane *s, int stride, int turned)
+/* turned: by 180 degrees. */
+FOR_EACH_CALL void filter_two_rows(
+    const int STRIDE, const int TURNED, results y, const sources *rows, const float *w, const plane *s)
 {
-    float k[9];
-    UNROLLED for (int i = 0; i < 9; i++) {
-        k[i] = filter[turned ? 8 - i : i];
-    }
-    for (int p = 0; p < s->P; p += 2) {
-        if (stride == 1) {
-            filter_two_rows(1, y, x, k, bias, s, p);
-        } else {
-            filter_two_rows(2, y, x, k, bias, s, p);
+    const int whole = columns_before_edge(s, STRIDE);
+    for (int c = 0; c < s->C; c++) {
+        float k[9];
+        UNROLLED for (int i = 0; i < 9; i++) {
+            k[i] = w[TURNED ? 8 - i : i];
         }
+        filter_channel(STRIDE, y, rows, k, s, c, whole);
+        y.upper++;
+        y.lower++;
+        w += 9;
+    }
+}
+
+BY_ITSELF void filter_at_stride_1(results y, const sources *rows, const float *w, const plane *s)
+{
+    filter_two_rows(1, 0, y, rows, w, s);
+}
+
+BY_ITSELF void filter_at_stride_2(results y, const sources *rows, const float *w, const plane *s)
+{
+    filter_two_rows(2, 0, y, rows, w, s);
+}
+
+BY_ITSELF void filter_turned(results y, const sources *rows, const float *w, const plane *s)
+{
+    filter_two_rows(1, 1, y, rows, w, s);
+}
+
+typedef void filter_function(results y, const sources *rows, const float *w, const plane *s);
+
+static void filter_images(
+    filter_function *filter, int stride, float *y, const float *x, const float *w, const plane *s, int B)
+{
+    for (int n = 0; n < B; n++) {
+        for (int p = 0; p < s->P; p += 2) {
+            const sources rows = rows_of(x, s, stride, p);
+            float *const upper = y + p * s->Q * s->C;
+            filter((results){upper, p + 1 < s->P ? upper + s->Q * s->C : upper, s->C}, &rows, w, s);
+        }
+        x += s->H * s->W * s->C;
+        y += s->P * s->Q * s->C;
     }
 }
 
@@ -180,136 +232,224 @@ static plane plane_of(const depthwise3x3_shape *s)
     return (plane){s->H, s->W, s->P, s->Q, s->C, s->pad_h, s->pad_w};
 }
 
-void depthwise3x3_forward(float *restrict y, const float *x, const float *w, const float *b, const depthwise3x3_shape *s)
+void depthwise3x3_forward(
+    float *restrict y, const float *x, const float *w, const float *b, const depthwise3x3_shape *s)
 {
     const plane each = plane_of(s);
-    for (int n = 0; n < s->B; n++) {
+    filter_images(s->stride == 1 ? filter_at_stride_1 : filter_at_stride_2, s->stride, y, x, w, &each, s->B);
+    for (int place = 0; b != NULL && place < s->B * s->P * s->Q; place++) {
         for (int c = 0; c < s->C; c++) {
-            filter_plane(y + c, x + c, w + 9 * c, b == NULL ? 0.0f : b[c], &each, s->stride, 0);
+            *y++ += b[c];
         }
-        x += s->H * s->W * s->C;
-        y += s->P * s->Q * s->C;
     }
 }
 
-FOR_EACH_CALL void add_gradients(float *sum, const window *x, const int STRIDE, float upper, float lower)
+/* ---- backward to the weights */
+
+FOR_EACH_CALL void add_gradients(
+    float *sum, const window *x, const int STRIDE, int column, reader *upper, reader *lower)
 {
+    const float above = take(upper), below = take(lower);
     UNROLLED for (int r = 0; r < 3; r++) {
         UNROLLED for (int t = 0; t < 3; t++) {
-            sum[3 * r + t] += upper * x->at[r][t] + lower * x->at[r + STRIDE][t];
+            sum[3 * r + t] += above * x->at[r][column + t] + below * x->at[r + STRIDE][column + t];
         }
     }
 }
 
-/* Adds to dw what rows p and p + 1 of dy bring. */
-FOR_EACH_CALL void weight_of_two_rows(
-    const int STRIDE, float *dw, const float *dy, const float *image, const plane *s, int p)
+/* Adds to dw what two rows of dy bring. */
+FOR_EACH_CALL void weight_of_channel(
+    const int STRIDE, float *dw, const source dy[2], const sources *rows, const plane *s, int c, int whole)
 {
-    float sum[9];
-    UNROLLED for (int i = 0; i < 9; i++) {
-        sum[i] = 0.0f;
-    }
+    const int RESULTS = 1;
+    float sum[9] = {0.0f};
+    reader upper = channel_of(&dy[0], c), lower = channel_of(&dy[1], c);
     window x;
-    open_window(STRIDE, &x, image, s, p);
-    reader upper = row_of(dy, p, s->P, s->Q, s->C), lower = row_of(dy, p + 1, s->P, s->Q, s->C);
-    const int whole = columns_before_edge(s, STRIDE);
-    for (int q = 0; q < whole; q++) {
-        step_window(STRIDE, &x);
-        add_gradients(sum, &x, STRIDE, take(&upper), take(&lower));
+    open_window(STRIDE, &x, rows, c, s);
+    int q = 0;
+    for (; q + RESULTS <= whole; q += RESULTS) {
+        load_window(STRIDE, RESULTS, &x, s, q, 0);
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            add_gradients(sum, &x, STRIDE, i * STRIDE, &upper, &lower);
+        }
+        move_window(STRIDE, RESULTS, &x);
     }
-    for (int q = whole; q < s->Q; q++) {
-        step_window_at_edge(STRIDE, &x, s, q);
-        add_gradients(sum, &x, STRIDE, take(&upper), take(&lower));
+    for (; q + RESULTS <= s->Q; q += RESULTS) {
+        load_window(STRIDE, RESULTS, &x, s, q, 1);
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            add_gradients(sum, &x, STRIDE, i * STRIDE, &upper, &lower);
+        }
+        move_window(STRIDE, RESULTS, &x);
+    }
+    if (q < s->Q) {
+        load_window(STRIDE, 1, &x, s, q, 1);
+        add_gradients(sum, &x, STRIDE, 0, &upper, &lower);
     }
     UNROLLED for (int i = 0; i < 9; i++) {
         dw[i] += sum[i];
     }
 }
 
-void depthwise3x3_backward_weight(float *restrict dw, const float *dy, const float *x, const depthwise3x3_shape *s)
+BY_ITSELF void weight_at_stride_1(float *dw, const source dy[2], const sources *rows, const plane *s)
 {
-    const plane each = plane_of(s);
+    const int whole = columns_before_edge(s, 1);
     for (int c = 0; c < s->C; c++) {
-        for (int i = 0; i < 9; i++) {
-            dw[i] = 0.0f;
-        }
-        for (int n = 0; n < s->B; n++) {
-            const float *const gradient = dy + n * s->P * s->Q * s->C + c, *const image = x + n * s->H * s->W * s->C + c;
-            for (int p = 0; p < s->P; p += 2) {
-                if (s->stride == 1) {
-                    weight_of_two_rows(1, dw, gradient, image, &each, p);
-                } else {
-                    weight_of_two_rows(2, dw, gradient, image, &each, p);
-                }
-            }
-        }
-        dw += 9;
+        weight_of_channel(1, dw + 9 * c, dy, rows, s, c, whole);
     }
 }
 
-/* At stride 2 four places of dx, two by two, have met the gradients above and at them:
+BY_ITSELF void weight_at_stride_2(float *dw, const source dy[2], const sources *rows, const plane *s)
+{
+    const int whole = columns_before_edge(s, 2);
+    for (int c = 0; c < s->C; c++) {
+        weight_of_channel(2, dw + 9 * c, dy, rows, s, c, whole);
+    }
+}
+
+static void weight_of_image(float *dw, const float *dy, const float *x, const plane *s, int stride)
+{
+    for (int p = 0; p < s->P; p += 2) {
+        const sources rows = rows_of(x, s, stride, p);
+        const source gradients[2] = {row_of(dy, p, s->P, s->Q, s->C), row_of(dy, p + 1, s->P, s->Q, s->C)};
+        if (stride == 1) {
+            weight_at_stride_1(dw, gradients, &rows, s);
+        } else {
+            weight_at_stride_2(dw, gradients, &rows, s);
+        }
+    }
+}
+
+void depthwise3x3_backward_weight(float *restrict dw, const float *dy, const float *x, const depthwise3x3_shape *s)
+{
+    const plane each = plane_of(s);
+    for (int i = 0; i < 9 * s->C; i++) {
+        dw[i] = 0.0f;
+    }
+    for (int n = 0; n < s->B; n++) {
+        weight_of_image(dw, dy, x, &each, s->stride);
+        dy += s->P * s->Q * s->C;
+        x += s->H * s->W * s->C;
+    }
+}
+
+/* ---- backward to the input at stride 2
+ *
+ * Four places of dx, two by two, have met the gradients above and at them:
  *
  *     corner above          the place (2 p, 2 q) of the padded image met all four, by the corners of the filter,
  *     left   here           the one to its right two, the one below two, the one below and right `here` alone */
+
 typedef struct {
     float corner, above, left, here;
 } gradients;
 
-FOR_EACH_CALL void spread(float *of, const gradients *g, const float *k)
+typedef struct {
+    float *next;
+    int step;
+} writer;
+
+FOR_EACH_CALL void put_next(writer *to, float value)
 {
-    of[0] = (g->here * k[0] + g->left * k[2]) + (g->above * k[6] + g->corner * k[8]);
-    of[1] = g->here * k[1] + g->above * k[7];
-    of[2] = g->here * k[3] + g->left * k[5];
-    of[3] = g->here * k[4];
+    *to->next = value;
+    to->next += to->step;
 }
 
-/* Places 2 q and 2 q + 1, less the padding, of two rows of dx: those that are in the image. */
-FOR_EACH_CALL void put_if(writer *upper, writer *lower, const float *of, int v, int W)
+/* Two rows of dx, and the rows of dy that they have met. A row outside of dx is written to where nobody reads. */
+typedef struct {
+    writer upper, lower;
+    reader above, here;
+} two_rows;
+
+FOR_EACH_CALL void take_gradients(gradients *g, two_rows *rows)
 {
-    UNROLLED for (int i = 0; i < 2; i++) {
-        if (v + i >= 0 && v + i < W) {
-            put(upper, of[i]);
-            put(lower, of[2 + i]);
-        }
+    g->corner = g->above;
+    g->left = g->here;
+    g->above = take(&rows->above);
+    g->here = take(&rows->here);
+}
+
+FOR_EACH_CALL void write_even(two_rows *rows, const gradients *g, const float *k)
+{
+    put_next(&rows->upper, (g->here * k[0] + g->left * k[2]) + (g->above * k[6] + g->corner * k[8]));
+    put_next(&rows->lower, g->here * k[3] + g->left * k[5]);
+}
+
+FOR_EACH_CALL void write_odd(two_rows *rows, const gradients *g, const float *k)
+{
+    put_next(&rows->upper, g->here * k[1] + g->above * k[7]);
+    put_next(&rows->lower, g->here * k[4]);
+}
+
+/* Places 2 q and 2 q + 1, less the padding, at an edge: those that are in the image. */
+FOR_EACH_CALL void spread_at_edge(two_rows *rows, gradients *g, const float *k, const depthwise3x3_shape *s, int q)
+{
+    const int v = 2 * q - s->pad_w;
+    if (q < s->Q) {
+        take_gradients(g, rows);
+    } else {
+        *g = (gradients){g->above, 0.0f, g->here, 0.0f};
+    }
+    if (v >= 0 && v < s->W) {
+        write_even(rows, g, k);
+    }
+    if (v + 1 < s->W) {
+        write_odd(rows, g, k);
+    }
+}
+
+FOR_EACH_CALL void spread_channel(two_rows rows, const float *w, const depthwise3x3_shape *s)
+{
+    const int last = (s->W + s->pad_w - 1) / 2, whole = at_most(s->Q, (s->W + s->pad_w) / 2);
+    gradients g = {0.0f, 0.0f, 0.0f, 0.0f};
+    float k[9];
+    UNROLLED for (int i = 0; i < 9; i++) {
+        k[i] = w[i];
+    }
+    int q = 0;
+    for (; q < s->pad_w; q++) { /* at most once */
+        spread_at_edge(&rows, &g, k, s, q);
+    }
+    for (; q < whole; q++) {
+        take_gradients(&g, &rows);
+        write_even(&rows, &g, k);
+        write_odd(&rows, &g, k);
+    }
+    for (; q <= last; q++) {
+        spread_at_edge(&rows, &g, k, s, q);
     }
 }
 
 /* Rows 2 p and 2 p + 1, less the padding, of dx. */
-static void spread_two_rows(float *dx, const float *dy, const float *k, const depthwise3x3_shape *s, int p)
+BY_ITSELF void spread_two_rows(float *dx, const float *dy, const float *w, const depthwise3x3_shape *s, int p)
 {
-    float nowhere, of[4];
-    const int h = 2 * p - s->pad_h, last = (s->W + s->pad_w - 1) / 2;
-    writer upper = row_to(dx, h, s->H, s->W, s->C, &nowhere), lower = row_to(dx, h + 1, s->H, s->W, s->C, &nowhere);
-    reader above = row_of(dy, p - 1, s->P, s->Q, s->C), here = row_of(dy, p, s->P, s->Q, s->C);
-    gradients g = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int q = 0; q <= last; q++) {
-        g.corner = g.above;
-        g.left = g.here;
-        g.above = q < s->Q ? take(&above) : 0.0f;
-        g.here = q < s->Q ? take(&here) : 0.0f;
-        spread(of, &g, k);
-        put_if(&upper, &lower, of, 2 * q - s->pad_w, s->W);
-    }
-}
-
-static void spread_plane(float *dx, const float *dy, const float *k, const depthwise3x3_shape *s)
-{
-    for (int p = 0; p <= (s->H + s->pad_h - 1) / 2; p++) {
-        spread_two_rows(dx, dy, k, s, p);
+    float nowhere;
+    const int h = 2 * p - s->pad_h, has_upper = h >= 0 && h < s->H, has_lower = h + 1 < s->H;
+    const source above = row_of(dy, p - 1, s->P, s->Q, s->C), here = row_of(dy, p, s->P, s->Q, s->C);
+    for (int c = 0; c < s->C; c++) {
+        two_rows rows = {
+            {&nowhere, 0}, {&nowhere, 0}, channel_of(&above, c), channel_of(&here, c),
+        };
+        if (has_upper) {
+            rows.upper = (writer){dx + h * s->W * s->C + c, s->C};
+        }
+        if (has_lower) {
+            rows.lower = (writer){dx + (h + 1) * s->W * s->C + c, s->C};
+        }
+        spread_channel(rows, w + 9 * c, s);
     }
 }
 
 /* At stride 1 it is the convolution of the gradients with the filter turned by 180 degrees. */
 void depthwise3x3_backward_input(float *restrict dx, const float *dy, const float *w, const depthwise3x3_shape *s)
 {
-    const plane each = {s->P, s->Q, s->H, s->W, s->C, 2 - s->pad_h, 2 - s->pad_w};
+    if (s->stride == 1) {
+        const plane each = {s->P, s->Q, s->H, s->W, s->C, 2 - s->pad_h, 2 - s->pad_w};
+        filter_images(filter_turned, 1, dx, dy, w, &each, s->B);
+        return;
+    }
     for (int n = 0; n < s->B; n++) {
-        for (int c = 0; c < s->C; c++) {
-            if (s->stride == 1) {
-                filter_plane(dx + c, dy + c, w + 9 * c, 0.0f, &each, 1, 1);
-            } else {
-                spread_plane(dx + c, dy + c, w + 9 * c, s);
-            }
+        for (int p = 0; p <= (s->H + s->pad_h - 1) / 2; p++) {
+            spread_two_rows(dx, dy, w, s, p);
         }
         dx += s->H * s->W * s->C;
         dy += s->P * s->Q * s->C;

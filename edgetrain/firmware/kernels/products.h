@@ -13,7 +13,7 @@ typedef struct {
 
 typedef struct {
     int M, N;
-    int y_m, y_n, a_m, b_n;             /* from one m, and from one n, to the next */
+    int y_m, a_m, b_n;                  /* from one m, or n, to the next; n of y lie side by side */
     products_loop outer, middle, inner; /* each at least once */
     int fresh;                          /* y has no value yet: it is set, not added to */
 } products_shape;

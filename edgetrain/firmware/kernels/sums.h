@@ -10,6 +10,8 @@
 #endif
 /* A function that is built anew for each call, with what is constant there. */
 #define FOR_EACH_CALL static inline __attribute__((always_inline))
+/* One that is not: registers are few, and each loop should have them all. */
+#define BY_ITSELF static __attribute__((noinline))
 
 static inline int at_least(int a, int b)
 {
