@@ -67,7 +67,7 @@ def keywords() -> nn.Module:
 NETS = {
     "lenet": Net(lambda: lenet(width=0.5), (1, 28, 28), 4),
     "ds_cnn": Net(keywords, (1, 49, 10), 4, 12),
-    "mobilenet_v2": Net(lambda: mobilenet_v2(width=0.35, classes=10, input_size=64), (3, 64, 64), 2),
+    "mobilenet_v2": Net(lambda: mobilenet_v2(width=0.35, classes=10, input_size=64), (3, 64, 64), 4),
     "autoencoder": Net(lambda: autoencoder(width=0.5), (1, 28, 28), 4, None),
 }
 

@@ -46,12 +46,15 @@ static range whole_places(int first, int taps, int stride, int pad, int dilation
     return (range){from, at_least(from, at_most(a.end, b.end))};
 }
 
-static void fill(float *restrict y, const float *value, int rows, int K)
+/* `value` of K numbers, over and over; zeros where it is NULL. */
+static void fill(float *y, const float *value, int rows, int K)
 {
-    for (int row = 0; row < rows; row++) {
-        for (int k = 0; k < K; k++) {
-            *y++ = value == NULL ? 0.0f : value[k];
-        }
+    for (int k = 0; k < K; k++) {
+        y[k] = value == NULL ? 0.0f : value[k];
+    }
+    const float *before = y;
+    for (float *next = y + K, *const end = y + rows * K; next < end; next++) {
+        *next = *before++;
     }
 }
 

@@ -18,6 +18,7 @@ enum { MOST_ROWS = 5, MOST_COLUMNS = 4 };
 typedef struct {
     int H, W, P, Q, C;
     int pad_h, pad_w;
+    int turned; /* the filters, by 180 degrees */
 } plane;
 
 static const float ZERO = 0.0f;
@@ -73,47 +74,46 @@ typedef struct {
     float at[MOST_ROWS][MOST_COLUMNS];
 } window;
 
-FOR_EACH_CALL void load_column(const int ROWS, window *x, int column)
-{
-    UNROLLED for (int r = 0; r < ROWS; r++) {
-        x->at[r][column] = take(&x->row[r]);
-    }
-}
-
-FOR_EACH_CALL void load_column_if(const int ROWS, window *x, int column, int there)
+/* Which rows of the window are there: [TOP, END). Known when the program is built, as the stride is. */
+FOR_EACH_CALL void load_column_if(const int TOP, const int END, window *x, int column, int there)
 {
     if (there) {
-        load_column(ROWS, x, column);
+        UNROLLED for (int r = TOP; r < END; r++) {
+            x->at[r][column] = take(&x->row[r]);
+        }
     } else {
-        UNROLLED for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = TOP; r < END; r++) {
             x->at[r][column] = 0.0f;
         }
     }
 }
 
-/* Before the first step: the columns that are not new then. */
-FOR_EACH_CALL void open_window(const int STRIDE, window *x, const sources *rows, int c, const plane *s)
+/* Before the first step: the columns that are not new then. alike: no row lies outside of the image. */
+FOR_EACH_CALL void open_window(
+    const int STRIDE, const int TOP, const int END, const int ALIKE, window *x, const sources *rows, int c, const plane *s)
 {
-    UNROLLED for (int r = 0; r < STRIDE + 3; r++) {
-        x->row[r] = channel_of(&rows->of[r], c);
+    UNROLLED for (int r = TOP; r < END; r++) {
+        x->row[r] = ALIKE ? (reader){rows->of[r].first + c, s->C} : channel_of(&rows->of[r], c);
     }
     UNROLLED for (int column = 0; column < 3 - STRIDE; column++) {
         const int v = column - s->pad_w;
-        load_column_if(STRIDE + 3, x, column, v >= 0 && v < s->W);
+        load_column_if(TOP, END, x, column, v >= 0 && v < s->W);
     }
 }
 
-/* New columns for `RESULTS` columns of results, from q on. edge: some may lie to the right of the image. */
-FOR_EACH_CALL void load_window(const int STRIDE, const int RESULTS, window *x, const plane *s, int q, const int EDGE)
+/* New columns for `RESULTS` columns of results, from q on. whole: how many have all they need in the image. */
+FOR_EACH_CALL void load_window(
+    const int STRIDE, const int TOP, const int END, const int RESULTS, window *x, const plane *s, int q, int whole)
 {
+    const int inside = q + RESULTS <= whole;
     UNROLLED for (int column = 3 - STRIDE; column < 3 + STRIDE * (RESULTS - 1); column++) {
-        load_column_if(STRIDE + 3, x, column, !EDGE || q * STRIDE - s->pad_w + column < s->W);
+        load_column_if(TOP, END, x, column, inside || q * STRIDE - s->pad_w + column < s->W);
     }
 }
 
-FOR_EACH_CALL void move_window(const int STRIDE, const int RESULTS, window *x)
+FOR_EACH_CALL void move_window(const int STRIDE, const int TOP, const int END, const int RESULTS, window *x)
 {
-    UNROLLED for (int r = 0; r < STRIDE + 3; r++) {
+    UNROLLED for (int r = TOP; r < END; r++) {
         UNROLLED for (int column = 0; column < 3 - STRIDE; column++) {
             x->at[r][column] = x->at[r][column + STRIDE * RESULTS];
         }
@@ -128,99 +128,109 @@ static inline int columns_before_edge(const plane *s, int stride)
 
 /* ---- forward, and backward to the input at stride 1 */
 
-FOR_EACH_CALL float filtered(const window *x, int row, int column, const float *k)
+FOR_EACH_CALL float filtered(const int TOP, const int END, const window *x, int row, int column, const float *k)
 {
-    float sum[3];
+    float sum = 0.0f;
     UNROLLED for (int r = 0; r < 3; r++) {
-        const float *const at = x->at[row + r] + column;
-        sum[r] = at[0] * k[3 * r] + at[1] * k[3 * r + 1] + at[2] * k[3 * r + 2];
+        if (row + r >= TOP && row + r < END) {
+            const float *const at = x->at[row + r] + column;
+            const float part = at[0] * k[3 * r] + at[1] * k[3 * r + 1] + at[2] * k[3 * r + 2];
+            sum = row + r == at_least(row, TOP) ? part : sum + part;
+        }
     }
-    return sum[0] + sum[1] + sum[2];
+    return sum;
 }
 
 /* Where the results go. The lower row is written first: where there is none it is the upper one, written over. */
 typedef struct {
     float *upper, *lower;
-    int step;
 } results;
 
-FOR_EACH_CALL void put(results *y, const window *x, const int STRIDE, int column, const float *k)
-{
-    *y->lower = filtered(x, STRIDE, column, k);
-    *y->upper = filtered(x, 0, column, k);
-    y->lower += y->step;
-    y->upper += y->step;
-}
-
 FOR_EACH_CALL void filter_channel(
-    const int STRIDE, results y, const sources *rows, const float *k, const plane *s, int c, int whole)
+    const int STRIDE, const int TOP, const int END, const int ALIKE, results y, const sources *rows, const float *k,
+    const plane *s, int c, int whole)
 {
     const int RESULTS = STRIDE == 1 ? 2 : 1;
     window x;
-    open_window(STRIDE, &x, rows, c, s);
+    open_window(STRIDE, TOP, END, ALIKE, &x, rows, c, s);
     int q = 0;
-    for (; q + RESULTS <= whole; q += RESULTS) {
-        load_window(STRIDE, RESULTS, &x, s, q, 0);
-        UNROLLED for (int i = 0; i < RESULTS; i++) {
-            put(&y, &x, STRIDE, i * STRIDE, k);
-        }
-        move_window(STRIDE, RESULTS, &x);
-    }
     for (; q + RESULTS <= s->Q; q += RESULTS) {
-        load_window(STRIDE, RESULTS, &x, s, q, 1);
+        load_window(STRIDE, TOP, END, RESULTS, &x, s, q, whole);
         UNROLLED for (int i = 0; i < RESULTS; i++) {
-            put(&y, &x, STRIDE, i * STRIDE, k);
+            *y.lower = filtered(TOP, END, &x, STRIDE, i * STRIDE, k);
+            *y.upper = filtered(TOP, END, &x, 0, i * STRIDE, k);
+            y.lower += s->C;
+            y.upper += s->C;
         }
-        move_window(STRIDE, RESULTS, &x);
+        move_window(STRIDE, TOP, END, RESULTS, &x);
     }
     if (q < s->Q) {
-        load_window(STRIDE, 1, &x, s, q, 1);
-        put(&y, &x, STRIDE, 0, k);
+        load_window(STRIDE, TOP, END, 1, &x, s, q, whole);
+        *y.lower = filtered(TOP, END, &x, STRIDE, 0, k);
+        *y.upper = filtered(TOP, END, &x, 0, 0, k);
     }
 }
 
-/* turned: by 180 degrees. */
 FOR_EACH_CALL void filter_two_rows(
-    const int STRIDE, const int TURNED, results y, const sources *rows, const float *w, const plane *s)
+    const int STRIDE, const int TOP, const int END, const int ALIKE, results y, const sources *rows, const float *w,
+    const plane *s)
 {
     const int whole = columns_before_edge(s, STRIDE);
     for (int c = 0; c < s->C; c++) {
         float k[9];
         UNROLLED for (int i = 0; i < 9; i++) {
-            k[i] = w[TURNED ? 8 - i : i];
+            k[i] = s->turned ? w[8 - i] : w[i];
         }
-        filter_channel(STRIDE, y, rows, k, s, c, whole);
+        filter_channel(STRIDE, TOP, END, ALIKE, y, rows, k, s, c, whole);
         y.upper++;
         y.lower++;
         w += 9;
     }
 }
 
-BY_ITSELF void filter_at_stride_1(results y, const sources *rows, const float *w, const plane *s)
-{
-    filter_two_rows(1, 0, y, rows, w, s);
-}
-
-BY_ITSELF void filter_at_stride_2(results y, const sources *rows, const float *w, const plane *s)
-{
-    filter_two_rows(2, 0, y, rows, w, s);
-}
-
-BY_ITSELF void filter_turned(results y, const sources *rows, const float *w, const plane *s)
-{
-    filter_two_rows(1, 1, y, rows, w, s);
-}
-
 typedef void filter_function(results y, const sources *rows, const float *w, const plane *s);
 
-static void filter_images(
-    filter_function *filter, int stride, float *y, const float *x, const float *w, const plane *s, int B)
+#define FILTER(name, stride, top, end, alike) \
+    BY_ITSELF void name(results y, const sources *rows, const float *w, const plane *s) \
+    { \
+        filter_two_rows(stride, top, end, alike, y, rows, w, s); \
+    }
+
+FILTER(filter_1, 1, 0, 4, 1)
+FILTER(filter_1_at_top, 1, 1, 4, 1)
+FILTER(filter_1_at_bottom, 1, 0, 3, 1)
+FILTER(filter_1_at_both, 1, 1, 3, 1)
+FILTER(filter_1_anywhere, 1, 0, 4, 0)
+FILTER(filter_2, 2, 0, 5, 1)
+FILTER(filter_2_at_top, 2, 1, 5, 1)
+FILTER(filter_2_anywhere, 2, 0, 5, 0)
+
+/* Where two rows of results lie in the image: which of the rows that they need are outside. */
+typedef enum { WITHIN, AT_TOP, AT_BOTTOM, AT_BOTH, ANYWHERE } position;
+
+static position position_of(const plane *s, int stride, int p)
 {
+    const int first = p * stride - s->pad_h, end = first + stride + 3;
+    if (first < -1 || end > s->H + 1 || p + 1 >= s->P || (stride == 2 && end > s->H)) {
+        return ANYWHERE;
+    }
+    return first < 0 ? (end > s->H ? AT_BOTH : AT_TOP) : end > s->H ? AT_BOTTOM : WITHIN;
+}
+
+static void filter_images(int stride, float *y, const float *x, const float *w, const plane *s, int B)
+{
+    filter_function *const at_1[] = {
+        filter_1, filter_1_at_top, filter_1_at_bottom, filter_1_at_both, filter_1_anywhere,
+    };
+    filter_function *const at_2[] = {
+        filter_2, filter_2_at_top, filter_2_anywhere, filter_2_anywhere, filter_2_anywhere,
+    };
     for (int n = 0; n < B; n++) {
         for (int p = 0; p < s->P; p += 2) {
             const sources rows = rows_of(x, s, stride, p);
             float *const upper = y + p * s->Q * s->C;
-            filter((results){upper, p + 1 < s->P ? upper + s->Q * s->C : upper, s->C}, &rows, w, s);
+            const results two = {upper, p + 1 < s->P ? upper + s->Q * s->C : upper};
+            (stride == 1 ? at_1 : at_2)[position_of(s, stride, p)](two, &rows, w, s);
         }
         x += s->H * s->W * s->C;
         y += s->P * s->Q * s->C;
@@ -229,14 +239,14 @@ static void filter_images(
 
 static plane plane_of(const depthwise3x3_shape *s)
 {
-    return (plane){s->H, s->W, s->P, s->Q, s->C, s->pad_h, s->pad_w};
+    return (plane){s->H, s->W, s->P, s->Q, s->C, s->pad_h, s->pad_w, 0};
 }
 
 void depthwise3x3_forward(
     float *restrict y, const float *x, const float *w, const float *b, const depthwise3x3_shape *s)
 {
     const plane each = plane_of(s);
-    filter_images(s->stride == 1 ? filter_at_stride_1 : filter_at_stride_2, s->stride, y, x, w, &each, s->B);
+    filter_images(s->stride, y, x, w, &each, s->B);
     for (int place = 0; b != NULL && place < s->B * s->P * s->Q; place++) {
         for (int c = 0; c < s->C; c++) {
             *y++ += b[c];
@@ -247,75 +257,86 @@ void depthwise3x3_forward(
 /* ---- backward to the weights */
 
 FOR_EACH_CALL void add_gradients(
-    float *sum, const window *x, const int STRIDE, int column, reader *upper, reader *lower)
+    const int STRIDE, const int TOP, const int END, float *sum, const window *x, int column, float upper, float lower)
 {
-    const float above = take(upper), below = take(lower);
     UNROLLED for (int r = 0; r < 3; r++) {
         UNROLLED for (int t = 0; t < 3; t++) {
-            sum[3 * r + t] += above * x->at[r][column + t] + below * x->at[r + STRIDE][column + t];
+            if (r >= TOP && r + STRIDE < END) {
+                sum[3 * r + t] += upper * x->at[r][column + t] + lower * x->at[r + STRIDE][column + t];
+            } else if (r >= TOP) {
+                sum[3 * r + t] += upper * x->at[r][column + t];
+            } else {
+                sum[3 * r + t] += lower * x->at[r + STRIDE][column + t];
+            }
         }
     }
 }
 
 /* Adds to dw what two rows of dy bring. */
 FOR_EACH_CALL void weight_of_channel(
-    const int STRIDE, float *dw, const source dy[2], const sources *rows, const plane *s, int c, int whole)
+    const int STRIDE, const int TOP, const int END, const int ALIKE, float *dw, const source dy[2], const sources *rows,
+    const plane *s, int c, int whole)
 {
-    const int RESULTS = 1;
-    float sum[9] = {0.0f};
-    reader upper = channel_of(&dy[0], c), lower = channel_of(&dy[1], c);
-    window x;
-    open_window(STRIDE, &x, rows, c, s);
-    int q = 0;
-    for (; q + RESULTS <= whole; q += RESULTS) {
-        load_window(STRIDE, RESULTS, &x, s, q, 0);
-        UNROLLED for (int i = 0; i < RESULTS; i++) {
-            add_gradients(sum, &x, STRIDE, i * STRIDE, &upper, &lower);
-        }
-        move_window(STRIDE, RESULTS, &x);
+    const int RESULTS = STRIDE == 1 ? 2 : 1;
+    float sum[9];
+    UNROLLED for (int i = 0; i < 9; i++) {
+        sum[i] = 0.0f;
     }
+    reader upper = channel_of(&dy[0], c), lower = channel_of(&dy[1], c);
+    if (ALIKE) {
+        upper.step = lower.step = s->C;
+    }
+    window x;
+    open_window(STRIDE, TOP, END, ALIKE, &x, rows, c, s);
+    int q = 0;
     for (; q + RESULTS <= s->Q; q += RESULTS) {
-        load_window(STRIDE, RESULTS, &x, s, q, 1);
+        load_window(STRIDE, TOP, END, RESULTS, &x, s, q, whole);
         UNROLLED for (int i = 0; i < RESULTS; i++) {
-            add_gradients(sum, &x, STRIDE, i * STRIDE, &upper, &lower);
+            add_gradients(STRIDE, TOP, END, sum, &x, i * STRIDE, take(&upper), take(&lower));
         }
-        move_window(STRIDE, RESULTS, &x);
+        move_window(STRIDE, TOP, END, RESULTS, &x);
     }
     if (q < s->Q) {
-        load_window(STRIDE, 1, &x, s, q, 1);
-        add_gradients(sum, &x, STRIDE, 0, &upper, &lower);
+        load_window(STRIDE, TOP, END, 1, &x, s, q, whole);
+        add_gradients(STRIDE, TOP, END, sum, &x, 0, take(&upper), take(&lower));
     }
     UNROLLED for (int i = 0; i < 9; i++) {
         dw[i] += sum[i];
     }
 }
 
-BY_ITSELF void weight_at_stride_1(float *dw, const source dy[2], const sources *rows, const plane *s)
-{
-    const int whole = columns_before_edge(s, 1);
-    for (int c = 0; c < s->C; c++) {
-        weight_of_channel(1, dw + 9 * c, dy, rows, s, c, whole);
-    }
-}
+typedef void weight_function(float *dw, const source dy[2], const sources *rows, const plane *s);
 
-BY_ITSELF void weight_at_stride_2(float *dw, const source dy[2], const sources *rows, const plane *s)
-{
-    const int whole = columns_before_edge(s, 2);
-    for (int c = 0; c < s->C; c++) {
-        weight_of_channel(2, dw + 9 * c, dy, rows, s, c, whole);
+#define WEIGHT(name, stride, top, end, alike) \
+    BY_ITSELF void name(float *dw, const source dy[2], const sources *rows, const plane *s) \
+    { \
+        const int whole = columns_before_edge(s, stride); \
+        for (int c = 0; c < s->C; c++) { \
+            weight_of_channel(stride, top, end, alike, dw + 9 * c, dy, rows, s, c, whole); \
+        } \
     }
-}
+
+WEIGHT(weight_1, 1, 0, 4, 1)
+WEIGHT(weight_1_at_top, 1, 1, 4, 1)
+WEIGHT(weight_1_at_bottom, 1, 0, 3, 1)
+WEIGHT(weight_1_at_both, 1, 1, 3, 1)
+WEIGHT(weight_1_anywhere, 1, 0, 4, 0)
+WEIGHT(weight_2, 2, 0, 5, 1)
+WEIGHT(weight_2_at_top, 2, 1, 5, 1)
+WEIGHT(weight_2_anywhere, 2, 0, 5, 0)
 
 static void weight_of_image(float *dw, const float *dy, const float *x, const plane *s, int stride)
 {
+    weight_function *const at_1[] = {
+        weight_1, weight_1_at_top, weight_1_at_bottom, weight_1_at_both, weight_1_anywhere,
+    };
+    weight_function *const at_2[] = {
+        weight_2, weight_2_at_top, weight_2_anywhere, weight_2_anywhere, weight_2_anywhere,
+    };
     for (int p = 0; p < s->P; p += 2) {
         const sources rows = rows_of(x, s, stride, p);
-        const source gradients[2] = {row_of(dy, p, s->P, s->Q, s->C), row_of(dy, p + 1, s->P, s->Q, s->C)};
-        if (stride == 1) {
-            weight_at_stride_1(dw, gradients, &rows, s);
-        } else {
-            weight_at_stride_2(dw, gradients, &rows, s);
-        }
+        const source two[2] = {row_of(dy, p, s->P, s->Q, s->C), row_of(dy, p + 1, s->P, s->Q, s->C)};
+        (stride == 1 ? at_1 : at_2)[position_of(s, stride, p)](dw, two, &rows, s);
     }
 }
 
@@ -443,8 +464,8 @@ BY_ITSELF void spread_two_rows(float *dx, const float *dy, const float *w, const
 void depthwise3x3_backward_input(float *restrict dx, const float *dy, const float *w, const depthwise3x3_shape *s)
 {
     if (s->stride == 1) {
-        const plane each = {s->P, s->Q, s->H, s->W, s->C, 2 - s->pad_h, 2 - s->pad_w};
-        filter_images(filter_turned, 1, dx, dy, w, &each, s->B);
+        const plane each = {s->P, s->Q, s->H, s->W, s->C, 2 - s->pad_h, 2 - s->pad_w, 1};
+        filter_images(1, dx, dy, w, &each, s->B);
         return;
     }
     for (int n = 0; n < s->B; n++) {

@@ -6,7 +6,7 @@
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
 #else
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 16")
 #endif
 /* A function that is built anew for each call, with what is constant there. */
 #define FOR_EACH_CALL static inline __attribute__((always_inline))

@@ -93,13 +93,12 @@ FOR_EACH_CALL void tile(
                 left = s->inner.count;
                 a += j->row_a;
                 b += j->row_b;
-                rows--;
-            }
-            if (rows == 0) {
-                rows = s->middle.count;
-                a += j->plane_a;
-                b += j->plane_b;
-                planes--;
+                if (--rows == 0) {
+                    rows = s->middle.count;
+                    a += j->plane_a;
+                    b += j->plane_b;
+                    planes--;
+                }
             }
         }
         put_results(M, N, y, sum, s, fresh);
@@ -140,38 +139,67 @@ BY_ITSELF void long_strip(float *y, const float *a, const float *b, const produc
     }
 }
 
-/* The last rows of four columns. */
+/* The last M rows, from left to right: tiles of four columns. */
+FOR_EACH_CALL void along_short(const int M, float *y, const float *a, const float *b, const products_shape *s)
+{
+    for (int left = s->N; left >= 4; left -= 4) {
+        short_tile(M, 4, y, a, b, s);
+        y += 4;
+        b += 4 * B_N;
+    }
+}
+
+FOR_EACH_CALL void along(
+    const int M, float *y, const float *a, const float *b, const products_shape *s, const jumps *j)
+{
+    for (int left = s->N; left >= 4; left -= 4) {
+        tile(M, 4, y, a, b, s, j);
+        y += 4;
+        b += 4 * B_N;
+    }
+}
+
 BY_ITSELF void last_short_rows(int M, float *y, const float *a, const float *b, const products_shape *s)
 {
     if (M == 3) {
-        short_tile(3, 4, y, a, b, s);
+        along_short(3, y, a, b, s);
     } else if (M == 2) {
-        short_tile(2, 4, y, a, b, s);
+        along_short(2, y, a, b, s);
     } else {
-        short_tile(1, 4, y, a, b, s);
+        along_short(1, y, a, b, s);
     }
 }
 
 BY_ITSELF void last_rows(int M, float *y, const float *a, const float *b, const products_shape *s, const jumps *j)
 {
     if (M == 3) {
-        tile(3, 4, y, a, b, s, j);
+        along(3, y, a, b, s, j);
     } else if (M == 2) {
-        tile(2, 4, y, a, b, s, j);
+        along(2, y, a, b, s, j);
     } else {
-        tile(1, 4, y, a, b, s, j);
+        along(1, y, a, b, s, j);
     }
 }
 
-/* Four rows of the last columns. */
+/* The last N columns, from the top: tiles of four rows. */
+FOR_EACH_CALL void down(
+    const int N, float *y, const float *a, const float *b, const products_shape *s, const jumps *j)
+{
+    for (int left = s->M; left >= 4; left -= 4) {
+        tile(4, N, y, a, b, s, j);
+        y += 4 * s->y_m;
+        a += 4 * A_M;
+    }
+}
+
 BY_ITSELF void last_columns(int N, float *y, const float *a, const float *b, const products_shape *s, const jumps *j)
 {
     if (N == 3) {
-        tile(4, 3, y, a, b, s, j);
+        down(3, y, a, b, s, j);
     } else if (N == 2) {
-        tile(4, 2, y, a, b, s, j);
+        down(2, y, a, b, s, j);
     } else {
-        tile(4, 1, y, a, b, s, j);
+        down(1, y, a, b, s, j);
     }
 }
 
@@ -199,40 +227,30 @@ BY_ITSELF void corner(int M, int N, float *y, const float *a, const float *b, co
     }
 }
 
-static void narrow_strip(int N, float *y, const float *a, const float *b, const products_shape *s, const jumps *j)
-{
-    int left = s->M;
-    for (; left >= 4; left -= 4) {
-        last_columns(N, y, a, b, s, j);
-        y += 4 * s->y_m;
-        a += 4 * A_M;
-    }
-    if (left > 0) {
-        corner(left, N, y, a, b, s, j);
-    }
-}
-
 static void in_tiles(float *y, const float *a, const float *b, const products_shape *s)
 {
     const jumps j = jumps_of(s);
-    const int rows = s->M % 4, last_y = (s->M - rows) * s->y_m, last_a = (s->M - rows) * A_M;
-    int columns = s->N;
-    for (; columns >= 4; columns -= 4) {
+    const int rows = s->M % 4, columns = s->N % 4;
+    float *const last_y = y + (s->M - rows) * s->y_m;
+    const float *const last_a = a + (s->M - rows) * A_M;
+    if (rows > 0 && j.brief) {
+        last_short_rows(rows, last_y, last_a, b, s);
+    } else if (rows > 0) {
+        last_rows(rows, last_y, last_a, b, s, &j);
+    }
+    for (int n = 0; n + 4 <= s->N; n += 4) {
         if (j.brief) {
-            short_strip(y, a, b, s);
+            short_strip(y + n, a, b + n * B_N, s);
         } else {
-            long_strip(y, a, b, s, &j);
+            long_strip(y + n, a, b + n * B_N, s, &j);
         }
-        if (rows > 0 && j.brief) {
-            last_short_rows(rows, y + last_y, a + last_a, b, s);
-        } else if (rows > 0) {
-            last_rows(rows, y + last_y, a + last_a, b, s, &j);
-        }
-        y += 4;
-        b += 4 * B_N;
     }
     if (columns > 0) {
-        narrow_strip(columns, y, a, b, s, &j);
+        const int n = s->N - columns;
+        last_columns(columns, y + n, a, b + n * B_N, s, &j);
+        if (rows > 0) {
+            corner(rows, columns, last_y + n, last_a, b + n * B_N, s, &j);
+        }
     }
 }
 
