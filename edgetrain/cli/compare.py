@@ -1,4 +1,4 @@
-"""`edgetrain compare`: is a run worse than another? The exit code says so."""
+"""`edgetrain compare`: is a run worse than another, or firmware slower? The exit code says so."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 from rich.table import Table
 
 from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.errors import UserError
 from edgetrain.measure.compare import EXIT_CODES, Compared, verdict
 from edgetrain.measure.compare import compare as compare_records
+from edgetrain.measure.counts import TOLERANCE, compare_counts, load_counts
 from edgetrain.measure.record import Record, RunFolder
 from edgetrain.report.numbers import shown
 
@@ -18,27 +20,68 @@ _STYLES = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="The run folder to compare with.")],
-    second: Annotated[Path, typer.Argument(help="The run folder that is judged.")],
-    tolerance: Annotated[float, typer.Option(help="How much worse it may be, as a part: 0.05 is 5 %.", min=0)] = 0.05,
+    first: Annotated[Path, typer.Argument(help="The run folder, or file of counts, to compare with.")],
+    second: Annotated[Path, typer.Argument(help="The one that is judged.")],
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="How much worse it may be, as a part: 0.05, 5 %, for runs; 0.02 for counts.", min=0),
+    ] = None,
     figure: Annotated[list[str] | None, typer.Option(help="Compare this figure of the summary; several times.")] = None,
     json: Json = False,
 ) -> None:
     """Compare two runs: pass (exit code 0), fail (1) or inconclusive (3).
 
-    Time, memory, CPU and energy a step are compared, where both runs have them, by the intervals of their medians.
+    Time, memory, CPU and energy a step are compared, where both runs have them, by the intervals of their medians. Of
+    two files of instruction counts, as benchmarks/firmware.py writes them, every net and every op is.
 
     Example: edgetrain compare runs/profile-before runs/profile-after --tolerance 0.03
     """
-    a, b = RunFolder(first).load(), RunFolder(second).load()
-    found = compare_records(a, b, tolerance=tolerance, names=tuple(figure or ()))
+    if first.is_file() and second.is_file():
+        allowed = TOLERANCE if tolerance is None else tolerance
+        found, different = _compared_counts(first, second, allowed, figure)
+        changed = tuple(one for one in found if one.verdict != "pass" or _has_changed(one, allowed))
+    else:
+        allowed = 0.05 if tolerance is None else tolerance
+        a, b = RunFolder(first).load(), RunFolder(second).load()
+        found, different = compare_records(a, b, tolerance=allowed, names=tuple(figure or ())), _differences(a, b)
+        changed = found
+    _tell(found, changed, different, allowed, json=json)
+
+
+def _compared_counts(
+    first: Path, second: Path, tolerance: float, names: list[str] | None
+) -> tuple[tuple[Compared, ...], list[str]]:
+    a, b = load_counts(first), load_counts(second)
+    found = compare_counts(a, b, tolerance)
+    unknown = sorted(set(names or ()) - {one.name for one in found})
+    if unknown:
+        raise UserError(f"the files have no figure {unknown[0]}", expected=", ".join(one.name for one in found)[:400])
+    different = [
+        f"the files had a different {key}: {a.about.get(key)} and {b.about.get(key)}"
+        for key in sorted({*a.about, *b.about})
+        if a.about.get(key) != b.about.get(key)
+    ]
+    return tuple(one for one in found if not names or one.name in names), different
+
+
+def _has_changed(one: Compared, tolerance: float) -> bool:
+    """For better or worse: a whole file of counts that have not changed need not be shown."""
+    return one.ratio is not None and not 1 / (1 + tolerance) <= one.ratio.value <= 1 + tolerance
+
+
+def _tell(
+    found: tuple[Compared, ...], changed: tuple[Compared, ...], different: list[str], tolerance: float, *, json: bool
+) -> None:
     whole = verdict(found)
-    for line in _differences(a, b):
+    for line in different:
         notes.print(f"note: {line}", markup=False, soft_wrap=True)
     if json:
         print_json({"verdict": whole, "tolerance": tolerance, "figures": [_told(one) for one in found]})
     else:
-        results.print(_table(found))
+        if changed:
+            results.print(_table(changed))
+        if len(changed) < len(found):
+            results.print(f"{len(found) - len(changed)} of {len(found)} figures have not changed by more")
         results.print(f"[{_STYLES[whole]}]{whole}[/] (worse by at most {100 * tolerance:g} % passes)")
     raise typer.Exit(EXIT_CODES[whole])
 

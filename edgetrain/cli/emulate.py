@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.progress import Progress
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware.build import load_project
+from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.emulate import CODES, FirmwareFailed, Run, run_firmware
 from edgetrain.zoo import datasets
 
@@ -88,9 +90,18 @@ def _described(project: dict[str, Any], run: Run) -> dict[str, Any]:
         "kept_bytes": project["kept_bytes"],
         "sections": {name: n for name, n in run.built.sections.items() if not name.startswith((".debug", ".comment"))},
         "instructions": run.instructions,
+        "instructions_per_step": run.instructions_per_step,
         "instructions_by_function": dict(run.instructions_by),
+        "instructions_by_op": [_call(call, len(run.losses)) for call in run.calls],
         "time_s": run.time_s,
     }
+
+
+def _call(call: CountedCall, steps: int) -> dict[str, Any]:
+    """instructions: of all steps together, and so a whole number that two runs share."""
+    products = call.multiply_adds * steps
+    each = call.instructions / products if products else None
+    return {**asdict(call), "instructions_per_multiply_add": each}
 
 
 def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
@@ -105,6 +116,11 @@ def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
     kept = f", and {found['kept_bytes']} for copies" if found["kept_bytes"] else ""
     memory = f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used"
     yield f"{memory}; flash {found['flash_bytes']}{kept}"
-    yield f"{found['instructions']} instructions"
-    for name, count in list(found["instructions_by_function"].items())[:8]:
-        yield f"  {100 * count / found['instructions']:5.1f} %  {name}"
+    if not found["instructions_per_step"]:
+        return
+    yield f"{found['instructions']} instructions, {found['instructions_per_step']:.0f} a step; the most by op:"
+    for call in sorted(found["instructions_by_op"], key=lambda call: -call["instructions"])[:8]:
+        each = call["instructions_per_multiply_add"]
+        rate = f", {each:.2f} a multiply-add" if each is not None else ""
+        name = f"{call['function']} {call['module']}".strip()
+        yield f"  {100 * call['instructions'] / found['instructions']:5.1f} %  {name}{rate}"

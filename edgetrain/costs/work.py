@@ -53,6 +53,7 @@ _NOTHING = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_stri
 _POOLS = {
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward", "max_pool2d",
 }  # fmt: skip
+_FIRMWARE_CONVOLUTIONS = ("conv2d.", "depthwise3x3.", "pointwise.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def work(graph: Graph, op: Op) -> Work:
     read, written = _read_bytes(graph, op), _written_bytes(graph, op)
     if name in ("convolution", "convolution_backward"):
         return _convolution(graph, op, backward=name != "convolution", read=read, written=written)
-    if name.startswith("conv2d."):
+    if name.startswith(_FIRMWARE_CONVOLUTIONS):
         return _firmware_convolution(graph, op, name, read, written)
     if name in _PRODUCTS:
         return Work("dense", _PRODUCTS[name](graph, op), read, written)
@@ -144,11 +145,11 @@ def _convolution(graph: Graph, op: Op, *, backward: bool, read: int, written: in
 
 
 def _firmware_convolution(graph: Graph, op: Op, name: str, read: int, written: int) -> Work:
-    """edgetrain.conv2d.*, as firmware/lower.py makes them: the groups are the last argument."""
+    """As firmware/lower_products.py makes them: the groups are the last argument."""
     made = graph.tensors[op.creates[0]]
     first, second = (graph.tensors[t] for t in op.reads[:2])
-    weight = made if name == "conv2d.backward_weight" else second
-    y = made if name == "conv2d.forward" else first
+    weight = made if name.endswith(".backward_weight") else second
+    y = made if name.endswith(".forward") else first
     groups = op.args[-1]
     assert isinstance(groups, int)
     kind: Kind = "depthwise" if groups > 1 and weight.shape[1] == 1 else "conv"

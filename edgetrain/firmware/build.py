@@ -69,6 +69,10 @@ def _project(data: Any) -> dict[str, Any]:
     for key in ("compiler", "target", "graph_key"):
         if not isinstance(data[key], str):
             raise ValueError(f"{key} is {data[key]!r}")
+    for call in data.get("calls", []):
+        texts = all(isinstance(call[key], str) for key in ("op", "kind", "module", "function"))
+        if not texts or type(call["multiply_adds"]) is not int:
+            raise ValueError(f"a call is {json.dumps(call)}")
     if not all(isinstance(word, str) for word in (*data["emulator"], *data["gradients"])):
         raise ValueError("emulator or gradients hold something else than texts")
     return dict(data)

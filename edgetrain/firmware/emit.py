@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.firmware.arena import Arena
 from edgetrain.firmware.kernels import Scene, double, identifier, kernel_of, number
@@ -56,10 +57,22 @@ class Lasting:
 
 
 @dataclass(frozen=True)
+class Called:
+    """A call of train_step: the op that it is of, and the multiply-adds of that op (0 where it is no product)."""
+
+    op: str
+    kind: str
+    module: str
+    function: str
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
 class Emitted:
     source: str
     header: str
     kernels: tuple[str, ...]
+    calls: tuple[Called, ...]
 
 
 @dataclass
@@ -146,6 +159,7 @@ class _Emitter:
         self.scene = Scene(graph, _Names(graph, self.c_name), self.batch, fresh)
         self.scene.taken |= {item.c_name for item in lasting}
         self.files: set[str] = {self.optimizer}
+        self.called: list[Called] = []
 
     def run(self) -> Emitted:
         body = self._function(self.step, "train_step")
@@ -159,7 +173,7 @@ class _Emitter:
             *_section(predicting),
             *self._table(),
         ]
-        return Emitted("\n".join(lines) + "\n", self._header(), tuple(sorted(self.files)))
+        return Emitted("\n".join(lines) + "\n", self._header(), tuple(sorted(self.files)), tuple(self.called))
 
     # ---- the parts of model.c
 
@@ -315,6 +329,8 @@ class _Emitter:
             kernel = kernel_of(run)
             self.files.add(kernel.file)
             for call in kernel.call(self.scene, run):
+                if training:
+                    self.called.append(_called(graph, op, call, again))
                 yield from _wrapped(f"    {call}")
             if action.into is not None:
                 names.now.pop(action.into)
@@ -415,6 +431,12 @@ class _Emitter:
             "#else", "#define show_tensor(name, data, n_bytes) ((void)0)", "#endif", "", "#endif",
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
+
+
+def _called(graph: Graph, op: Op, call: str, again: bool) -> Called:
+    done = work(graph, op)
+    products = done.flops // 2 if done.kind in ("conv", "depthwise", "dense") else 0
+    return Called(op.name + (" again" if again else ""), op.kind, op.module, call.partition("(")[0], products)
 
 
 def _again(op: Op) -> Op:

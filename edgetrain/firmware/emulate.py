@@ -8,7 +8,6 @@ A program that ends with another exit code than 0 is a `FirmwareFailed`, which c
 
 from __future__ import annotations
 
-import bisect
 import struct
 import subprocess
 import tempfile
@@ -22,7 +21,9 @@ import numpy as np
 import torch
 
 from edgetrain.errors import EdgetrainError, UserError
+from edgetrain.firmware import counts
 from edgetrain.firmware.build import Built, Variant, build, load_project, require
+from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.export import from_memory
 
 CODES = {
@@ -36,7 +37,6 @@ CODES = {
 }
 _TRAIN, _PREDICT = 0, 1
 _POLL_S = 0.05
-_COUNTS = "counts.txt"
 
 
 class FirmwareFailed(EdgetrainError):
@@ -56,7 +56,8 @@ class Run:
     results:   when predicting: one tensor a batch.
     steps_before: done before this run, by one whose copy in flash it started from; losses, gradients: of the rest.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
-    instructions: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
+    instructions_by: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
+    calls:     the same by call of the training step, without what is outside of it.
     """
 
     built: Built
@@ -67,6 +68,7 @@ class Run:
     arena_used_bytes: int = 0
     stack_used_bytes: int = 0
     instructions_by: Mapping[str, int] = field(default_factory=dict)
+    calls: tuple[CountedCall, ...] = ()
     steps_before: int = 0
     time_s: float = field(default=0.0, compare=False)
 
@@ -74,6 +76,11 @@ class Run:
     def instructions(self) -> int | None:
         """All of them; two runs over the same batches have the same number. None where nothing counts them."""
         return sum(self.instructions_by.values()) or None
+
+    @property
+    def instructions_per_step(self) -> float | None:
+        """Of the ops of a step, its mean over the run."""
+        return sum(call.instructions for call in self.calls) / len(self.losses) if self.calls and self.losses else None
 
 
 Progress = Callable[[int, float], None]
@@ -106,7 +113,7 @@ def run_firmware(
         if flash is not None:
             (where / "flash.bin").symlink_to(Path(flash).resolve())
         started = time.monotonic()
-        counted = _counted(where) if project["is_board"] else []
+        counted = counts.plugin(project, built.program, where) if project["is_board"] else []
         _execute([*command(project, built.program.resolve()), *counted], where, progress, time_limit_s)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
 
@@ -151,37 +158,6 @@ def command(project: dict[str, Any], program: Path) -> list[str]:
     clock = ["-icount", "shift=0"]  # an instruction is a nanosecond of the board's time, whatever it takes here
     files = ["-semihosting-config", "enable=on,target=native"]
     return [*emulator, *console, *clock, *files, "-kernel", str(program)]
-
-
-def _counted(where: Path) -> list[str]:
-    return ["-plugin", f"{_counter(where)},out={_COUNTS}"]
-
-
-def _counter(where: Path) -> Path:
-    """QEMU's plugin that counts instructions, built for this machine."""
-    require("gcc")
-    library = where / "count.so"
-    source = Path(__file__).parent / "boards" / "count.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", str(source), "-o", str(library)], check=True)
-    return library
-
-
-def _instructions(project: dict[str, Any], program: Path, counts: Path) -> dict[str, int]:
-    """By function: each block of code belongs to the function that starts last before it."""
-    if not counts.exists():
-        return {}
-    prefix = project["compiler"].removesuffix("gcc")
-    listed = subprocess.run([f"{prefix}nm", "-n", str(program)], capture_output=True, text=True, check=True).stdout
-    words = [line.split() for line in listed.splitlines()]
-    functions = [(int(w[0], 16) & ~1, w[2]) for w in words if len(w) == 3 and w[1] in "tT" and w[2][0] != "$"]
-    starts = [start for start, _ in functions]
-    found: dict[str, int] = {}
-    for line in counts.read_text().splitlines():
-        address, executed = line.split()
-        at = bisect.bisect_right(starts, int(address, 16)) - 1
-        name = functions[at][1] if at >= 0 else "?"
-        found[name] = found.get(name, 0) + int(executed)
-    return {name: count for name, count in sorted(found.items(), key=lambda item: -item[1]) if count}
 
 
 def _execute(command: list[str], where: Path, progress: Progress | None, time_limit_s: float) -> None:
@@ -229,8 +205,10 @@ def _read(
     if variant != "plain" and not predict:
         gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), max(steps - before, 0)))
     tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
-    counted = _instructions(project, built.program, where / _COUNTS)
-    return Run(built, losses, tensors, gradients, results, arena, stack, counted, before, time_s)
+    counted = counts.read(project, built.program, where)
+    return Run(
+        built, losses, tensors, gradients, results, arena, stack, counted.by_function, counted.calls, before, time_s
+    )
 
 
 def _trained(project: dict[str, Any], data: bytes) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch import nn
 from edgetrain.errors import UserError
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
-from edgetrain.firmware.emit import Lasting, Part, emit, lasting_tensors
+from edgetrain.firmware.emit import Called, Lasting, Part, emit, lasting_tensors
 from edgetrain.firmware.fit import infeasible, own_bytes, require_flash
 from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
@@ -114,7 +114,8 @@ def export(
         "model.c": emitted.source,
         "model.h": emitted.header,
         "weights.bin": weights,
-        "project.json": json.dumps(_described(project, chosen, step, lasting, keep_every or 0), indent=1) + "\n",
+        "project.json": json.dumps(_described(project, chosen, step, lasting, emitted.calls, keep_every or 0), indent=1)
+        + "\n",
         "README.md": _readme(project, chosen, step),
         **{f"kernels/{name}": (FOLDER / name).read_text() for name in files_of(emitted.kernels)},
         **board_files.files(chosen, placed, emitted.kernels, kept, model_key),
@@ -284,7 +285,9 @@ def _require_room(
 # ---- files
 
 
-def _described(project: Project, target: Target, step: Part, lasting: list[Lasting], keep_every: int) -> dict[str, Any]:
+def _described(
+    project: Project, target: Target, step: Part, lasting: list[Lasting], calls: Sequence[Called], keep_every: int
+) -> dict[str, Any]:
     """What build, emulate and the comparison with PyTorch need to know."""
     graph = step.graph
 
@@ -317,6 +320,7 @@ def _described(project: Project, target: Target, step: Part, lasting: list[Lasti
         "inputs": [tensor(item) for item in lasting if item.role == "input"],
         "tensors": [tensor(item) for item in lasting if item.changes and item.role != "input"],
         "gradients": shown,
+        "calls": [asdict(call) for call in calls],
     }
 
 

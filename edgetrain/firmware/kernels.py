@@ -20,12 +20,14 @@ from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
 
 FOLDER = Path(__file__).parent / "kernels"
-# What a file includes beside its own header.
+_PRODUCTS = ("products", "tiles", "products_of_runs", "products_of_columns", "products_of_run_and_columns")
+# What a file includes beside its own header, or calls.
 _NEEDS = {
     "sigmoid": ("functions",), "tanh": ("functions",), "softmax_cross_entropy": ("functions",),
-    "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",),
+    "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",), "conv2d": _PRODUCTS, "dense": _PRODUCTS,
 }  # fmt: skip
-_HEADERS_ONLY = ("pool2d", "sums")
+_HEADERS_ONLY = ("pool2d", "products", "sums", "tiles")
+_WITHOUT_HEADER = ("products_of_runs", "products_of_columns", "products_of_run_and_columns")
 
 
 @dataclass
@@ -94,7 +96,7 @@ def files_of(kernels: Sequence[str]) -> list[str]:
     """The files that these kernels are built from: sources first, then headers; names with their endings."""
     parts = {part for name in kernels for part in (name, *_NEEDS.get(name, ()))}
     sources = sorted(f"{part}.c" for part in parts if part not in _HEADERS_ONLY)
-    return sources + sorted({f"{part}.h" for part in {*parts, "sums"}})
+    return sources + sorted({f"{part}.h" for part in {*parts, "sums"} - {*_WITHOUT_HEADER}})
 
 
 def number(value: Value) -> str:
@@ -152,38 +154,71 @@ def _batched(s: Scene, n: int) -> int | str:
 # ---- convolutions and dense layers
 
 
-def _conv2d(s: Scene, op: Op, x: int, y: int, weight: int, window: Sequence[Value]) -> str:
-    B, C, H, W = s.shape(x)
-    K, _, R, S = s.shape(weight)
-    _, _, P, Q = s.shape(y)
-    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups = _ints(window)
+@dataclass(frozen=True)
+class _Convolution:
+    """The tensors of a convolution, and where in the arguments of its op the numbers of its window begin."""
+
+    x: int
+    y: int
+    weight: int
+    window: tuple[Value, ...]
+    names: tuple[str, ...]  # as the C function takes them
+
+
+def _convolution(s: Scene, op: Op) -> _Convolution:
+    made = op.creates[0]
+    if op.kind.endswith(".forward"):
+        x, weight = op.reads[:2]
+        return _Convolution(x, made, weight, op.args[3:], (s.name(made), *map(s.pointer, op.args[:3])))
+    names = (s.name(made), *map(s.name, op.reads))
+    if op.kind.endswith(".backward_weight"):
+        dy, x = op.reads
+        return _Convolution(x, dy, made, op.args[2:], names)
+    dy, weight = op.reads
+    return _Convolution(made, dy, weight, op.args[2:], names)
+
+
+def _called(op: Op, names: Sequence[str], *rest: str) -> list[str]:
+    """edgetrain.conv2d.forward → conv2d_forward(…);"""
+    return [f"{'_'.join(op.kind.split('.')[1:])}({', '.join((*names, *rest))});"]
+
+
+def _conv2d(s: Scene, op: Op) -> list[str]:
+    conv = _convolution(s, op)
+    (B, C, H, W), (K, _, R, S), (_, _, P, Q) = s.shape(conv.x), s.shape(conv.weight), s.shape(conv.y)
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups = _ints(conv.window)
     fields: dict[str, int | str] = {
         "B": _batched(s, B), "H": H, "W": W, "C": C, "P": P, "Q": Q, "K": K, "R": R, "S": S, "groups": groups,
         "stride_h": stride_h, "stride_w": stride_w, "pad_h": pad_h, "pad_w": pad_w,
         "dilation_h": dilation_h, "dilation_w": dilation_w,
     }  # fmt: skip
-    return s.declare("conv2d_shape", f"{identifier(op.module or 'conv2d')}_shape", fields)
+    shape = s.declare("conv2d_shape", f"{identifier(op.module or 'conv2d')}_shape", fields)
+    return _called(op, conv.names, f"&{shape}")
 
 
-@_kernel("conv2d.forward")
-def _conv2d_forward(s: Scene, op: Op) -> list[str]:
-    x, weight = op.reads[:2]
-    shape = _conv2d(s, op, x, op.creates[0], weight, op.args[3:])
-    return [f"conv2d_forward({s.name(op.creates[0])}, {', '.join(map(s.pointer, op.args[:3]))}, &{shape});"]
+def _depthwise3x3(s: Scene, op: Op) -> list[str]:
+    conv = _convolution(s, op)
+    (B, C, H, W), (_, _, P, Q) = s.shape(conv.x), s.shape(conv.y)
+    stride, _, pad_h, pad_w, *_ = _ints(conv.window)
+    fields: dict[str, int | str] = {
+        "B": _batched(s, B), "H": H, "W": W, "C": C, "P": P, "Q": Q, "stride": stride, "pad_h": pad_h, "pad_w": pad_w,
+    }  # fmt: skip
+    shape = s.declare("depthwise3x3_shape", f"{identifier(op.module or 'depthwise')}_shape", fields)
+    return _called(op, conv.names, f"&{shape}")
 
 
-@_kernel("conv2d.backward_weight")
-def _conv2d_backward_weight(s: Scene, op: Op) -> list[str]:
-    (dy, x), dw = op.reads, op.creates[0]
-    shape = _conv2d(s, op, x, dy, dw, op.args[2:])
-    return [f"conv2d_backward_weight({s.name(dw)}, {s.name(dy)}, {s.name(x)}, &{shape});"]
+def _pointwise(s: Scene, op: Op) -> list[str]:
+    """A dense layer, of which each place of each image is a sample."""
+    conv = _convolution(s, op)
+    (B, C, H, W), K = s.shape(conv.x), s.shape(conv.weight)[0]
+    function = f"dense_{op.kind.rpartition('.')[2]}"
+    return [f"{function}({', '.join(conv.names)}, {s.count(B * H * W)}, {C}, {K});"]
 
 
-@_kernel("conv2d.backward_input")
-def _conv2d_backward_input(s: Scene, op: Op) -> list[str]:
-    (dy, weight), dx = op.reads, op.creates[0]
-    shape = _conv2d(s, op, dx, dy, weight, op.args[2:])
-    return [f"conv2d_backward_input({s.name(dx)}, {s.name(dy)}, {s.name(weight)}, &{shape});"]
+for _pass in ("forward", "backward_weight", "backward_input"):
+    _kernel(f"conv2d.{_pass}")(_conv2d)
+    _kernel(f"depthwise3x3.{_pass}")(_depthwise3x3)
+    _kernel(f"pointwise.{_pass}", "dense")(_pointwise)
 
 
 def _dense(s: Scene, function: str, names: Sequence[str], B: int, In: int, Out: int) -> list[str]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgetrain.errors import UserError
+from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
 
@@ -104,6 +104,17 @@ Held = Dense | Transposed | Expanded | Slice | Mask | LogSoftmax | LossGradient 
 
 
 Rule = Callable[["Lowering", Op], None]
+
+
+class Rules(dict[str, Rule]):
+    """A rule for each kind of op of the captured graph."""
+
+    def of(self, *kinds: str) -> Callable[[Rule], Rule]:
+        def keep(rule: Rule) -> Rule:
+            self.update(dict.fromkeys(kinds, rule))
+            return rule
+
+        return keep
 
 
 class Lowering:
@@ -295,6 +306,28 @@ class Lowering:
     def before_or(self, t: int) -> int:
         """What the tensor was made from; itself where that is not known."""
         return self.before.get(t, t)
+
+
+def bias_name(w: Lowering, weight: int) -> str:
+    return f"d_{identifier(w.tensors[weight].name.removesuffix('weight') + 'bias')}"
+
+
+def pair(value: Value, default: int | None = None) -> tuple[int, int]:
+    """A pair of numbers from one, from two, or from none, where a default is known."""
+    numbers = (value,) if isinstance(value, int) else value
+    if not isinstance(numbers, tuple) or not all(isinstance(n, int) for n in numbers) or len(numbers) > 2:
+        raise InternalError(f"expected one or two numbers, received {value!r}")
+    if not numbers and default is not None:
+        return default, default
+    first, last = numbers[0], numbers[-1]
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    return first, last
+
+
+def as_float(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
 
 
 def identifier(name: str) -> str:

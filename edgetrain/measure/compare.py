@@ -53,8 +53,7 @@ def compare(
     first: Record, second: Record, *, tolerance: float = 0.05, names: Sequence[str] = ()
 ) -> tuple[Compared, ...]:
     """names: figures of the summaries; by default the usual ones that both runs have."""
-    if not 0 <= tolerance < math.inf:
-        raise UserError("tolerance cannot be that", expected="a part from 0 on, such as 0.05", received=repr(tolerance))
+    require_tolerance(tolerance)
     asked = names or [name for name in USUAL if _is_there(first, name) and _is_there(second, name)]
     for name in asked:
         for record in (first, second):
@@ -66,7 +65,12 @@ def compare(
         raise UserError(
             "the two runs have no figure in common", expected=" or ".join(USUAL), next_step="name one with --figure"
         )
-    return tuple(_compared(name, first.summary[name], second.summary[name], tolerance) for name in asked)
+    return tuple(compare_values(name, first.summary[name], second.summary[name], tolerance) for name in asked)
+
+
+def require_tolerance(tolerance: float) -> None:
+    if not 0 <= tolerance < math.inf:
+        raise UserError("tolerance cannot be that", expected="a part from 0 on, such as 0.05", received=repr(tolerance))
 
 
 def verdict(found: Iterable[Compared]) -> Verdict:
@@ -79,7 +83,7 @@ def _is_there(record: Record, name: str) -> bool:
     return name in record.summary and record.summary[name].value is not None
 
 
-def _compared(name: str, first: Value, second: Value, tolerance: float) -> Compared:
+def compare_values(name: str, first: Value, second: Value, tolerance: float) -> Compared:
     if first.value is None or second.value is None:
         return Compared(name, first, second, None, "inconclusive", "one of the runs does not have it")
     if isinstance(first.value, str | bool) or isinstance(second.value, str | bool):

@@ -21,8 +21,8 @@ from edgetrain.firmware.kernels import FOLDER
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
 
-# Of a million activations some lie so near to the bend of a ReLU that rounding decides; with this seed none does.
-SEEDS = {"mobilenet_v2": 1}
+# Of a million activations some lie so near to the bend of a ReLU that rounding decides; with these seeds none does.
+SEEDS = {"mobilenet_v2": 1, "everything": 2}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_dropout_drops_its_part_and_the_gradients_are_those_of_what_is_left(tmp_
 
 
 WRONG = (
-    ("dense.c", "*dw++ = dot_strided(dy + o, O, x + i, I, B);", "*dw++ = dot_strided(dy + o, O, x + i, I, B - 1);"),
-    ("conv2d.c", "y[k] = y[k] + b[k];", "y[k] = y[k] + b[k] * 1.00001f;"),
+    ("dense.c", ".inner = {B, O, I}", ".inner = {B - 1, O, I}"),
+    ("conv2d.c", ": value[k];", ": value[k] * 1.00001f;"),
     ("sgd.c", "w[i] - s->learning_rate * g", "w[i] - s->learning_rate * 1.0001f * g"),
 )
 

@@ -2,184 +2,229 @@
 
 #include <stddef.h>
 
+#include "products.h"
 #include "sums.h"
 
-/* The taps [first, end) of a filter's row that meet the image, when the row starts at `start`. */
-static int first_tap(int start, int dilation)
+static const products_loop ONCE = {1, 0, 0};
+
+/* Half-open. */
+typedef struct {
+    int first, end;
+} range;
+
+static int quotient_up(int a, int b)
 {
-    return start < 0 ? (-start + dilation - 1) / dilation : 0;
+    return (a + b - 1) / b;
 }
 
-static int end_tap(int start, int dilation, int taps, int side)
+/* Which of `count` places start, start + step, ... lie in [0, side). */
+static range inside(int start, int step, int count, int side)
 {
-    return start >= side ? 0 : at_most(taps, (side - start + dilation - 1) / dilation);
+    const int first = start < 0 ? quotient_up(-start, step) : 0;
+    const int end = start < side ? at_most(count, quotient_up(side - start, step)) : 0;
+    return (range){first, at_least(first, end)};
 }
 
-/* One number of y: the taps [r0, r1) x [t0, t1) of filter k over the image that starts at row h0, column w0. */
-static float one_result(
-    const float *x, const float *w, const conv2d_shape *s, int h0, int w0, int r0, int r1, int t0, int t1, int k)
+/* The filters of a layer that are alike for all its groups: C and K of one group, and the taps of a row that are taken
+ * together, which is all of them where they are one run of numbers in image and filter. */
+typedef struct {
+    int C, K, taps;
+} filters;
+
+static filters filters_of(const conv2d_shape *s)
 {
-    const int C = s->C / s->groups, K = s->K / s->groups;
-    float sum = 0.0f;
-    for (int r = r0; r < r1; r++) {
-        const float *image = x + ((h0 + r * s->dilation_h) * s->W + w0) * s->C + k / K * C;
-        const float *filter = w + (k * s->R + r) * s->S * C;
-        for (int t = t0; t < t1; t++) {
-            sum += dot(image + t * s->dilation_w * s->C, filter + t * C, C);
+    const int together = s->groups == 1 && s->dilation_w == 1;
+    return (filters){s->C / s->groups, s->K / s->groups, together ? s->S : 1};
+}
+
+/* The places of y whose taps [first, first + taps) all lie in the image; along rows or along columns. */
+static range whole_places(int first, int taps, int stride, int pad, int dilation, int places, int side)
+{
+    const int start = first * dilation - pad, last = start + (taps - 1) * dilation;
+    const range a = inside(start, stride, places, side), b = inside(last, stride, places, side);
+    const int from = at_least(a.first, b.first);
+    return (range){from, at_least(from, at_most(a.end, b.end))};
+}
+
+/* `value` of K numbers, over and over; zeros where it is NULL. */
+static void fill(float *y, const float *value, int rows, int K)
+{
+    for (int k = 0; k < K; k++) {
+        y[k] = value == NULL ? 0.0f : value[k];
+    }
+    const float *before = y;
+    for (float *next = y + K, *const end = y + rows * K; next < end; next++) {
+        *next = *before++;
+    }
+}
+
+/* Some places of y, rows and columns, which all meet the same rows and taps of the filters. */
+typedef struct {
+    range p, q, rows, taps;
+} part;
+
+static int length(range r)
+{
+    return r.end - r.first;
+}
+
+static void forward_part(float *restrict y, const float *x, const float *w, const conv2d_shape *s, part at)
+{
+    const filters f = filters_of(s);
+    if (length(at.p) <= 0 || length(at.q) <= 0 || length(at.rows) <= 0 || length(at.taps) <= 0) {
+        return;
+    }
+    /* Along the longer side: more places share what is loaded of the filters. */
+    const int down = length(at.p) > length(at.q), lines = length(down ? at.q : at.p);
+    const int x_q = s->stride_w * s->C, x_p = s->stride_h * s->W * s->C, y_p = s->Q * s->K;
+    const products_shape product = {
+        .M = length(down ? at.p : at.q), .N = f.K, .y_m = down ? y_p : s->K, .a_m = down ? x_p : x_q,
+        .b_n = s->R * s->S * f.C, .outer = {length(at.rows), s->dilation_h * s->W * s->C, s->S * f.C},
+        .middle = {f.taps > 1 ? 1 : length(at.taps), s->dilation_w * s->C, f.C},
+        .inner = {f.taps > 1 ? length(at.taps) * f.C : f.C, 1, 1},
+    };
+    const int h = at.p.first * s->stride_h - s->pad_h + at.rows.first * s->dilation_h;
+    const int v = at.q.first * s->stride_w - s->pad_w + at.taps.first * s->dilation_w;
+    x += (h * s->W + v) * s->C;
+    w += (at.rows.first * s->S + at.taps.first) * f.C;
+    y += at.p.first * y_p + at.q.first * s->K;
+    for (int line = 0; line < lines; line++) {
+        for (int g = 0; g < s->groups; g++) {
+            products_of_runs(y + g * f.K, x + g * f.C, w + g * f.K * product.b_n, &product);
+        }
+        y += down ? s->K : y_p;
+        x += down ? x_q : x_p;
+    }
+}
+
+/* Some rows of y: the columns that meet all taps together, those at the edges one by one. */
+static void forward_rows(
+    float *restrict y, const float *x, const float *w, const conv2d_shape *s, range p, range rows)
+{
+    const range whole = whole_places(0, s->S, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
+    forward_part(y, x, w, s, (part){p, whole, rows, {0, s->S}});
+    for (int q = 0; q < s->Q; q++) {
+        if (q < whole.first || q >= whole.end) {
+            const range taps = inside(q * s->stride_w - s->pad_w, s->dilation_w, s->S, s->W);
+            forward_part(y, x, w, s, (part){p, {q, q + 1}, rows, taps});
         }
     }
-    return sum;
 }
 
-/* Four filters at once, where a row of taps is one run in memory. */
-static void four_results(
-    float *restrict sums, const float *x, const float *w, const conv2d_shape *s, int h0, int w0, int r0, int r1, int t0,
-    int t1)
+static void forward_image(float *restrict y, const float *x, const float *w, const conv2d_shape *s)
 {
-    const int filter = s->R * s->S * s->C;
-    sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
-    for (int r = r0; r < r1; r++) {
-        const float *image = x + ((h0 + r * s->dilation_h) * s->W + w0 + t0) * s->C;
-        dot_four(sums, image, w + (r * s->S + t0) * s->C, filter, (t1 - t0) * s->C);
+    const range whole = whole_places(0, s->R, s->stride_h, s->pad_h, s->dilation_h, s->P, s->H);
+    forward_rows(y, x, w, s, whole, (range){0, s->R});
+    for (int p = 0; p < s->P; p++) {
+        if (p < whole.first || p >= whole.end) {
+            const range rows = inside(p * s->stride_h - s->pad_h, s->dilation_h, s->R, s->H);
+            forward_rows(y, x, w, s, (range){p, p + 1}, rows);
+        }
     }
 }
 
 void conv2d_forward(float *restrict y, const float *x, const float *w, const float *b, const conv2d_shape *s)
 {
-    const int filter = s->R * s->S * (s->C / s->groups);
-    const int row_is_one_run = s->groups == 1 && s->dilation_w == 1;
+    fill(y, b, s->B * s->P * s->Q, s->K);
     for (int n = 0; n < s->B; n++) {
-        for (int p = 0; p < s->P; p++) {
-            const int h0 = p * s->stride_h - s->pad_h;
-            const int r0 = first_tap(h0, s->dilation_h), r1 = end_tap(h0, s->dilation_h, s->R, s->H);
-            for (int q = 0; q < s->Q; q++) {
-                const int w0 = q * s->stride_w - s->pad_w;
-                const int t0 = first_tap(w0, s->dilation_w), t1 = end_tap(w0, s->dilation_w, s->S, s->W);
-                int k = 0;
-                for (; row_is_one_run && k + 4 <= s->K; k += 4) {
-                    four_results(y + k, x, w + k * filter, s, h0, w0, r0, r1, t0, t1);
-                }
-                for (; k < s->K; k++) {
-                    y[k] = one_result(x, w, s, h0, w0, r0, r1, t0, t1, k);
-                }
-                for (k = 0; b != NULL && k < s->K; k++) {
-                    y[k] = y[k] + b[k];
-                }
-                y += s->K;
-            }
-        }
+        forward_image(y, x, w, s);
         x += s->H * s->W * s->C;
+        y += s->P * s->Q * s->K;
     }
 }
 
-/* Where one tap of the filters met the image: row p of y, columns [q0, q1), `start` + q stride_w of the image. */
-typedef struct {
-    int r, start, q0, q1;
-} met_taps;
-
-/* The gradient of `count` (4 or 1) weights that lie side by side, of tap t of filter k from channel c of the image on:
- * the sum over all places where they met the image, row by row. */
-static void weights_of_tap(
-    float *restrict dw, const float *dy, const float *x, const conv2d_shape *s, met_taps t, int k, int c, int count)
+/* Adds to the gradient of taps of row r what columns [q, q + count) of y bring, which all meet them. */
+static void weight_columns(
+    float *restrict dw, const float *dy, const float *x, const conv2d_shape *s, int r, range taps, int q, int count)
 {
-    float w0 = 0.0f, w1 = 0.0f, w2 = 0.0f, w3 = 0.0f;
-    const int step = s->stride_w * s->C;
-    for (int n = 0; n < s->B; n++) {
-        for (int p = 0; p < s->P; p++) {
-            const int h = p * s->stride_h - s->pad_h + t.r * s->dilation_h;
-            if (h < 0 || h >= s->H || t.q1 <= t.q0) {
-                continue;
-            }
-            const float *gradient = dy + ((n * s->P + p) * s->Q + t.q0) * s->K + k;
-            const float *image = x + ((n * s->H + h) * s->W + t.start + t.q0 * s->stride_w) * s->C + c;
-            if (count == 1) {
-                w0 += dot_strided(gradient, s->K, image, step, t.q1 - t.q0);
-                continue;
-            }
-            float r0 = 0.0f, r1 = 0.0f, r2 = 0.0f, r3 = 0.0f;
-            for (int q = t.q0; q < t.q1; q++) {
-                const float g = *gradient;
-                r0 += g * image[0];
-                r1 += g * image[1];
-                r2 += g * image[2];
-                r3 += g * image[3];
-                gradient += s->K;
-                image += step;
-            }
-            w0 += r0;
-            w1 += r1;
-            w2 += r2;
-            w3 += r3;
-        }
+    const filters f = filters_of(s);
+    const range rows = inside(r * s->dilation_h - s->pad_h, s->stride_h, s->P, s->H);
+    if (rows.end <= rows.first || taps.end <= taps.first || count <= 0) {
+        return;
     }
-    dw[0] = w0;
-    if (count == 4) {
-        dw[1] = w1;
-        dw[2] = w2;
-        dw[3] = w3;
+    const products_loop images = {s->B, s->P * s->Q * s->K, s->H * s->W * s->C};
+    const products_loop down = {rows.end - rows.first, s->Q * s->K, s->stride_h * s->W * s->C};
+    const products_loop along = {count, s->K, s->stride_w * s->C};
+    const products_shape p = {
+        .M = f.K, .N = (taps.end - taps.first) * f.C, .y_m = s->R * s->S * f.C, .a_m = 1, .b_n = 1,
+        .outer = count > 1 ? images : ONCE, .middle = count > 1 ? down : images, .inner = count > 1 ? along : down,
+    };
+    const int h = rows.first * s->stride_h - s->pad_h + r * s->dilation_h;
+    const int v = q * s->stride_w - s->pad_w + taps.first * s->dilation_w;
+    dw += (r * s->S + taps.first) * f.C;
+    dy += (rows.first * s->Q + q) * s->K;
+    x += (h * s->W + v) * s->C;
+    for (int g = 0; g < s->groups; g++) {
+        products_of_columns(dw + g * f.K * p.y_m, dy + g * f.K, x + g * f.C, &p);
+    }
+}
+
+/* The taps from t on that are taken together. */
+static void weight_taps(float *restrict dw, const float *dy, const float *x, const conv2d_shape *s, int r, int t)
+{
+    const int together = filters_of(s).taps;
+    const range whole = whole_places(t, together, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
+    weight_columns(dw, dy, x, s, r, (range){t, t + together}, whole.first, whole.end - whole.first);
+    for (int q = 0; q < s->Q; q++) {
+        if (q < whole.first || q >= whole.end) {
+            const int start = q * s->stride_w - s->pad_w + t * s->dilation_w;
+            const range some = inside(start, s->dilation_w, together, s->W);
+            weight_columns(dw, dy, x, s, r, (range){t + some.first, t + some.end}, q, 1);
+        }
     }
 }
 
 void conv2d_backward_weight(float *restrict dw, const float *dy, const float *x, const conv2d_shape *s)
 {
-    const int C = s->C / s->groups, K = s->K / s->groups;
-    for (int k = 0; k < s->K; k++) {
-        for (int r = 0; r < s->R; r++) {
-            for (int column = 0; column < s->S; column++) {
-                const int start = column * s->dilation_w - s->pad_w;
-                const met_taps t = {
-                    r, start, first_tap(start, s->stride_w), end_tap(start, s->stride_w, s->Q, s->W),
-                };
-                int c = 0;
-                for (; c + 4 <= C; c += 4) {
-                    weights_of_tap(dw + c, dy, x, s, t, k, k / K * C + c, 4);
-                }
-                for (; c < C; c++) {
-                    weights_of_tap(dw + c, dy, x, s, t, k, k / K * C + c, 1);
-                }
-                dw += C;
-            }
+    fill(dw, NULL, s->K, s->R * s->S * (s->C / s->groups));
+    for (int r = 0; r < s->R; r++) {
+        for (int t = 0; t < s->S; t += filters_of(s).taps) {
+            weight_taps(dw, dy, x, s, r, t);
         }
     }
 }
 
-/* The place in y that tap `tap` met when it lay on `place` of x, or -1. */
-static int met_at(int place, int tap, int pad, int dilation, int stride, int side)
+/* Adds to row h of dx what every stride_h-th row of the filters brings, from row r on: those that met it. */
+static void input_rows(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, int h, int r)
 {
-    const int at = place + pad - tap * dilation;
-    return at < 0 || at % stride != 0 || at / stride >= side ? -1 : at / stride;
+    const filters f = filters_of(s);
+    const int p = (h + s->pad_h - r * s->dilation_h) / s->stride_h, count = quotient_up(s->R - r, s->stride_h);
+    const range rows = inside(s->P - 1 - p, s->dilation_h, count, s->P); /* upside down: p falls as r rises */
+    if (rows.end <= rows.first) {
+        return;
+    }
+    products_shape product = {
+        .N = f.C, .y_m = s->stride_w * s->C, .a_m = s->K, .b_n = 1, .outer = ONCE,
+        .middle = {rows.end - rows.first, -s->dilation_h * s->Q * s->K, s->stride_h * s->S * f.C},
+        .inner = {f.K, 1, s->R * s->S * f.C},
+    };
+    dy += (p - rows.first * s->dilation_h) * s->Q * s->K;
+    w += (r + rows.first * s->stride_h) * s->S * f.C;
+    for (int t = 0; t < s->S; t++) {
+        const int start = t * s->dilation_w - s->pad_w;
+        const range columns = inside(start, s->stride_w, s->Q, s->W);
+        product.M = columns.end - columns.first;
+        const int at = (start + columns.first * s->stride_w) * s->C;
+        for (int g = 0; g < s->groups && product.M > 0; g++) {
+            const float *filter = w + g * f.K * s->R * s->S * f.C + t * f.C;
+            products_of_run_and_columns(
+                dx + at + g * f.C, dy + columns.first * s->K + g * f.K, filter, &product);
+        }
+    }
 }
 
-/* Tap by tap: each adds to all channels of its place what the gradients there bring. */
 void conv2d_backward_input(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s)
 {
-    const int C = s->C / s->groups, K = s->K / s->groups;
-    const int filter = s->R * s->S * C;
+    fill(dx, NULL, s->B * s->H * s->W, s->C);
     for (int n = 0; n < s->B; n++) {
         for (int h = 0; h < s->H; h++) {
-            for (int v = 0; v < s->W; v++) {
-                for (int c = 0; c < s->C; c++) {
-                    dx[c] = 0.0f;
+            for (int r = 0; r < at_most(s->stride_h, s->R); r++) {
+                if ((h + s->pad_h - r * s->dilation_h) % s->stride_h == 0) {
+                    input_rows(dx, dy, w, s, h, r);
                 }
-                for (int r = 0; r < s->R; r++) {
-                    const int p = met_at(h, r, s->pad_h, s->dilation_h, s->stride_h, s->P);
-                    for (int t = 0; p >= 0 && t < s->S; t++) {
-                        const int q = met_at(v, t, s->pad_w, s->dilation_w, s->stride_w, s->Q);
-                        if (q < 0) {
-                            continue;
-                        }
-                        const float *gradient = dy + ((n * s->P + p) * s->Q + q) * s->K;
-                        const float *weight = w + (r * s->S + t) * C;
-                        for (int g = 0; g < s->groups; g++) {
-                            for (int c = 0; c < C; c++) {
-                                const float *of_group = weight + g * K * filter + c;
-                                dx[g * C + c] += dot_strided(gradient + g * K, 1, of_group, filter, K);
-                            }
-                        }
-                    }
-                }
-                dx += s->C;
             }
+            dx += s->W * s->C;
         }
+        dy += s->P * s->Q * s->K;
     }
 }

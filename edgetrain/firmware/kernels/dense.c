@@ -2,32 +2,38 @@
 
 #include <stddef.h>
 
-#include "sums.h"
+#include "products.h"
+
+static const products_loop ONCE = {1, 0, 0};
 
 void dense_forward(float *restrict y, const float *x, const float *w, const float *b, int B, int I, int O)
 {
-    for (int n = 0; n < B; n++) {
+    for (int n = 0; b != NULL && n < B; n++) {
         for (int o = 0; o < O; o++) {
-            const float sum = dot(x + n * I, w + o * I, I);
-            *y++ = b == NULL ? sum : sum + b[o];
+            y[n * O + o] = b[o];
         }
     }
+    const products_shape s = {
+        .M = B, .N = O, .y_m = O, .a_m = I, .b_n = I, .outer = ONCE, .middle = ONCE, .inner = {I, 1, 1},
+        .fresh = b == NULL,
+    };
+    products_of_runs(y, x, w, &s);
 }
 
 void dense_backward_weight(float *restrict dw, const float *dy, const float *x, int B, int I, int O)
 {
-    for (int o = 0; o < O; o++) {
-        for (int i = 0; i < I; i++) {
-            *dw++ = dot_strided(dy + o, O, x + i, I, B);
-        }
-    }
+    const products_shape s = {
+        .M = O, .N = I, .y_m = I, .a_m = 1, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {B, O, I},
+        .fresh = 1,
+    };
+    products_of_columns(dw, dy, x, &s);
 }
 
 void dense_backward_input(float *restrict dx, const float *dy, const float *w, int B, int I, int O)
 {
-    for (int n = 0; n < B; n++) {
-        for (int i = 0; i < I; i++) {
-            *dx++ = dot_strided(dy + n * O, 1, w + i, I, O);
-        }
-    }
+    const products_shape s = {
+        .M = B, .N = I, .y_m = I, .a_m = O, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {O, 1, I},
+        .fresh = 1,
+    };
+    products_of_run_and_columns(dx, dy, w, &s);
 }

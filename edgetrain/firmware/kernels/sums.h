@@ -2,6 +2,17 @@
 #ifndef SUMS_H
 #define SUMS_H
 
+/* A loop of a few rounds, known when the program is built, written out: its arrays become registers. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
+/* A function that is built anew for each call, with what is constant there. */
+#define FOR_EACH_CALL static inline __attribute__((always_inline))
+/* One that is not: registers are few, and each loop should have them all. */
+#define BY_ITSELF static __attribute__((noinline))
+
 static inline int at_least(int a, int b)
 {
     return a > b ? a : b;
