@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgetrain.firmware.fast import fast_files, fast_rules
 from edgetrain.firmware.kernels import files_of
 from edgetrain.firmware.target import Memory, Placed, Target, emulated
 
@@ -28,6 +29,8 @@ _WEIGHTS = """/* The first values of everything that lasts, as they lie in weigh
 model_weights:
     .incbin "weights.bin"
     .byte 0
+    .global model_weights_end
+model_weights_end:
     .section .note.GNU-stack, "", %progbits
 """
 
@@ -40,6 +43,7 @@ def files(target: Target, placed: Placed | None, kernels: Sequence[str]) -> dict
         "board/board.h": (FOLDER / "board.h").read_text(),
         f"board/{board}": (FOLDER / board).read_text(),
         "Makefile": _makefile(target, kernels),
+        **fast_files(target, kernels),
     }
     if placed is not None and target.flash is not None:
         there = Placed(emulated(target, placed.arena), emulated(target, placed.rest))
@@ -79,22 +83,22 @@ build/firmware_debug: CFLAGS += -DDEBUG_TENSORS
 {special}
 
 define program
-$(1): $(addprefix $(1).objects/,$(addsuffix .o,$(NAMES))) $(1).objects/weights.o $(wildcard board/*.ld)
+$(1): $(addprefix $(1).objects/,$(addsuffix .o,$(2))) $(1).objects/weights.o $(wildcard board/*.ld)
 	$$(CC) $$(CFLAGS) $$(LINK) $$(filter %.o,$$^) -Wl,--gc-sections -lm -o $$@
 
-$(1).objects/%.o: %.c $(wildcard *.h kernels/*.h board/*.h)
+$(1).objects/%.o: %.c $(wildcard *.h kernels/*.h kernels/fast/*.h board/*.h)
 	@mkdir -p $$(dir $$@)
-	$$(CC) $$(CFLAGS) -c $$< -o $$@
+	$$(CC) $$(CFLAGS) $$(if $$(filter kernels/%,$$<),$$(KERNEL)) -c $$< -o $$@
 
 $(1).objects/weights.o: weights.S weights.bin
 	@mkdir -p $$(dir $$@)
 	$$(CC) $$(CORE) -c $$< -o $$@
 endef
 
-$(eval $(call program,build/firmware))
-$(eval $(call program,build/firmware_debug))
-$(eval $(call program,{own}))
-
+$(eval $(call program,build/firmware,$(NAMES)))
+$(eval $(call program,build/firmware_debug,$(NAMES)))
+$(eval $(call program,{own},$(NAMES)))
+{fast_rules(target, kernels)}
 clean:
 	rm -rf build
 

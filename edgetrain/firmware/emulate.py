@@ -9,6 +9,7 @@ A program that ends with another exit code than 0 is a `FirmwareFailed`, which c
 from __future__ import annotations
 
 import bisect
+import os
 import struct
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from edgetrain.errors import EdgetrainError, UserError
-from edgetrain.firmware.build import Built, Variant, build, load_project, require
+from edgetrain.firmware.build import SILENT, Built, Variant, build, load_project, require
 from edgetrain.firmware.export import from_memory
 
 CODES = {
@@ -31,6 +32,7 @@ CODES = {
     4: "a label is no class",
     5: "an access that the board does not allow: a stray write, or the stack has overflowed",
     6: "the stack was used to its end",
+    16: "this processor lacks the vectors that the program was built for (make fast VECTORS= builds it without)",
 }
 _TRAIN, _PREDICT = 0, 1
 _POLL_S = 0.05
@@ -53,6 +55,7 @@ class Run:
     gradients: of a debug build: for each step, by the name of the parameter.
     results:   when predicting: one tensor a batch.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
+    resident_bytes: the most that was resident at once, as Linux counts it; None where an emulator runs the program.
     instructions: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
     """
 
@@ -63,6 +66,7 @@ class Run:
     results: tuple[np.ndarray[Any, np.dtype[np.float32]], ...] = ()
     arena_used_bytes: int = 0
     stack_used_bytes: int = 0
+    resident_bytes: int | None = None
     instructions_by: Mapping[str, int] = field(default_factory=dict)
     time_s: float = field(default=0.0, compare=False)
 
@@ -82,11 +86,13 @@ def run_firmware(
     variant: Variant = "plain",
     predict: bool = False,
     compiler: str | None = None,
+    threads: int | None = None,
     progress: Progress | None = None,
     time_limit_s: float = 600.0,
 ) -> Run:
     """Build the program and run it over the batches.
 
+    threads:  of a fast program; one for each core where it is not given.
     progress: is told of each step's number and loss while the program runs.
     """
     project = load_project(folder)
@@ -95,7 +101,8 @@ def run_firmware(
         where = Path(place)
         _write_batches(where / "batches.bin", project, batches, _PREDICT if predict else _TRAIN)
         started = time.monotonic()
-        _execute(_command(project, built.program.resolve(), where), where, progress, time_limit_s)
+        environment = os.environ | ({} if threads is None else {"FIRMWARE_THREADS": str(threads)})
+        _execute(_command(project, built.program.resolve(), where), where, progress, time_limit_s, environment)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
 
 
@@ -163,11 +170,13 @@ def _instructions(project: dict[str, Any], program: Path, counts: Path) -> dict[
     return {name: count for name, count in sorted(found.items(), key=lambda item: -item[1]) if count}
 
 
-def _execute(command: list[str], where: Path, progress: Progress | None, time_limit_s: float) -> None:
+def _execute(
+    command: list[str], where: Path, progress: Progress | None, time_limit_s: float, environment: Mapping[str, str]
+) -> None:
     deadline = time.monotonic() + time_limit_s
     with (where / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=where, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            command, cwd=where, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         try:
             told = 0
@@ -205,11 +214,17 @@ def _read(
     else:
         losses = tuple(np.frombuffer((where / "losses.bin").read_bytes(), dtype=np.float32).tolist())
     gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
-    if variant != "plain" and not predict:
+    if variant not in SILENT and not predict:
         gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), steps))
     tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
     counted = _instructions(project, built.program, where / _COUNTS)
-    return Run(built, losses, tensors, gradients, results, arena, stack, counted, time_s)
+    resident = None if project["emulator"] else _resident_bytes(where / "resident.txt")
+    return Run(built, losses, tensors, gradients, results, arena, stack, resident, counted, time_s)
+
+
+def _resident_bytes(file: Path) -> int | None:
+    words = file.read_text().split() if file.exists() else []
+    return int(words[1]) * 1024 if len(words) == 3 and words[1].isdecimal() else None
 
 
 def _trained(project: dict[str, Any], data: bytes) -> Iterator[tuple[str, torch.Tensor]]:

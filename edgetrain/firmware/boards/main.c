@@ -63,6 +63,11 @@ void show_tensor(const char *name, const void *data, uint32_t n_bytes)
 }
 #endif
 
+/* A board that read the first values from memory which it can give back does so here. */
+__attribute__((weak)) void board_values_copied(void)
+{
+}
+
 static void paint_arena(void)
 {
     void *data;
@@ -118,6 +123,7 @@ int main(void)
     shown = open_or_end("shown.bin", 1);
 #endif
     model_init();
+    board_values_copied();
     paint_arena();
     for (uint32_t n = 0; n < given.batches; n++) {
         read_batch_or_end(batches);
