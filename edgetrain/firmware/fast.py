@@ -22,7 +22,8 @@ ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
 SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
 # What the source of a kernel includes or calls, beside parallel and vector.
 _NEEDS = {
-    "conv2d": ("convolve", "convolve_depthwise", "correlate", "tile"), "dense": ("convolve", "correlate", "tile"),
+    "conv2d": ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile"),
+    "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
     "bias": ("columns",), "norm": ("columns",), "relu": ("numbers",), "clamp": ("numbers",), "add": ("numbers",),
     "sgd": ("numbers",), "adam": ("numbers",),
 }  # fmt: skip
@@ -61,6 +62,7 @@ PROGRAMS := build/firmware_fast build/firmware_fast_debug build/firmware_fast_sa
 fast: build/firmware_fast
 $(PROGRAMS): KERNEL := {ARITHMETIC} $(VECTORS)
 $(PROGRAMS): LINK := -pthread
+build/firmware_fast_sanitize build/firmware_fast_races: KERNEL += -O1 -DSMALL_CODE
 build/firmware_fast build/firmware_fast_debug: LINK := -static -pthread
 build/firmware_fast_debug: CFLAGS += -DDEBUG_TENSORS
 build/firmware_fast_sanitize: CFLAGS += {SANITIZERS}

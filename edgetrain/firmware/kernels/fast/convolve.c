@@ -1,8 +1,9 @@
 /* A convolution as a matrix product, tile by tile: places of the image by taps and channels, times taps and channels by
- * filters. Where the numbers of several places lie in the image as the product needs them, they are read there; at the
- * borders of an image they are copied first, a few places at a time.
+ * filters. The image is read where it lies.
  *
- *     a piece     some places, COLUMNS results of each; it copies its filters into a panel, part by part
+ *     a piece    some rows of places of all images, COLUMNS results of each place; it copies its filters into a panel
+ *     a part     of the filters: as many rows of taps as DEPTH has room for, or taps of a row, or channels of a tap
+ *     a tile     ROWS places whose taps lie in the image alike: side by side in a row, or the same place of ROWS images
  */
 #include "convolve.h"
 
@@ -15,164 +16,191 @@ enum { FEWEST_PLACES = 96 };
 
 typedef struct {
     convolution c;
-    int places, columns, places_of_piece;
+    int columns, rows_of_piece, places_of_row;
 } cut;
 
-/* Places are counted over all images. */
+/* Half-open. */
 typedef struct {
-    int n, p, q;
-} place;
-
-static place place_at(const convolution *c, int m)
-{
-    return (place){m / (c->P * c->Q), m / c->Q % c->P, m % c->Q};
-}
-
-static void step_on(const convolution *c, place *at)
-{
-    at->q += 1;
-    if (at->q == c->Q) {
-        at->q = 0;
-        at->p += 1;
-    }
-    if (at->p == c->P) {
-        at->p = 0;
-        at->n += 1;
-    }
-}
-
-/* The numbers [j0, j1) of one place, in the order of the filters, copied; zeros outside of the image. */
-static void gather(float *restrict to, const convolution *c, place at, int j0, int j1)
-{
-    int channel = j0 % c->C, s = j0 / c->C % c->S;
-    int h = at.p * c->stride_h - c->pad_h + j0 / c->C / c->S * c->dilation_h;
-    for (int j = j0; j < j1;) {
-        const int v = at.q * c->stride_w - c->pad_w + s * c->dilation_w, n = lower(c->C - channel, j1 - j);
-        const int inside = h >= 0 && h < c->H && v >= 0 && v < c->W;
-        const float *from = inside ? c->x + at.n * c->x_image + h * c->x_row + v * c->x_pixel + channel : NULL;
-        for (int i = 0; i < n; i++) {
-            to[i] = inside ? from[i] : 0.0f;
-        }
-        to += n;
-        j += n;
-        channel = 0;
-        s = s + 1 < c->S ? s + 1 : 0;
-        h += s == 0 ? c->dilation_h : 0;
-    }
-}
-
-/* COLUMNS filters from k on, numbers [j0, j1) of each, as a panel. Those that are not there are zeros. */
-static void pack(float *restrict panel, const convolution *c, int k, int j0, int j1)
-{
-    const int width = lower(c->K - k, COLUMNS);
-    int channel = j0 % c->C, tap = j0 / c->C;
-    for (int j = j0; j < j1; tap++, channel = 0) {
-        const float *from = c->w + k * c->w_result + tap / c->S * c->w_row + tap % c->S * c->w_column;
-        for (; channel < c->C && j < j1; channel++, j++, panel += COLUMNS) {
-            for (int v = 0; v < VECTORS; v++) {
-                const int lanes = higher(0, lower(width - v * LANES, LANES));
-                store(panel + v * LANES, load_some(from + channel * c->w_channel + v * LANES, lanes));
-            }
-        }
-    }
-}
-
-/* The same where the numbers of a filter lie in one run: filter by filter. */
-static void pack_runs(float *restrict panel, const convolution *c, int k, int j0, int j1)
-{
-    const int width = lower(c->K - k, COLUMNS);
-    const float *from = c->w + k * c->w_result + j0;
-    for (int j = 0; j < j1 - j0; j++) {
-        for (int i = 0; i < COLUMNS; i++) {
-            panel[j * COLUMNS + i] = i < width ? from[i * c->w_result + j] : 0.0f;
-        }
-    }
-}
-
-/* Which part of the depth comes after j0: rows of taps in full, or a piece of one. */
-static int part_end(int j0, int depth, int row)
-{
-    if (row <= DEPTH) {
-        return lower(depth, j0 + DEPTH / row * row);
-    }
-    return lower(j0 + DEPTH, (j0 / row + 1) * row);
-}
+    int first, end;
+} span;
 
 typedef struct {
     const convolution *c;
-    int k, width, j0, j1;
-    int row;            /* numbers of a row of taps: one run in the image, at the places [p0, p1) x [q0, q1) */
-    int p0, p1, q0, q1; /* empty where it is not one run */
+    int k, width;
+    span r, s, channels; /* of the filters: what the panel holds */
+    int add;
     const float *panel, *bias;
 } part;
 
-static void multiply(const tile *t)
+static span common(span a, span b)
 {
-    multiply_any(t, 1, t->row);
+    const span both = {higher(a.first, b.first), lower(a.end, b.end)};
+    return both.end > both.first ? both : (span){0, 0};
 }
 
-/* All taps of this place lie inside of the image, so that rows of them can be read there. */
-static int is_direct(const part *d, place at)
+/* The taps that lie in the image when the first one lies at `start`. */
+static span taps_inside(int start, int dilation, int taps, int side)
 {
-    return at.p >= d->p0 && at.p < d->p1 && at.q >= d->q0 && at.q < d->q1;
+    const span found = {start < 0 ? parts_of(-start, dilation) : 0, start >= side ? 0 : parts_of(side - start, dilation)};
+    return common(found, (span){0, taps});
 }
 
-/* How many places from `at` on, up to ROWS, can be read side by side, or cannot. */
-static int places_alike(const part *d, place at, int left)
+/* The places of a row whose taps all lie in the image. */
+static span places_inside(const convolution *c)
 {
-    const int most = lower(ROWS, left);
-    int n = 1;
-    if (is_direct(d, at)) {
-        return lower(most, d->q1 - at.q);
-    }
-    for (step_on(d->c, &at); n < most && !is_direct(d, at); n++) {
-        step_on(d->c, &at);
-    }
-    return n;
+    const int room = c->W - (c->S - 1) * c->dilation_w + c->pad_w;
+    const int first = c->pad_w <= 0 ? 0 : parts_of(c->pad_w, c->stride_w);
+    return common((span){first, room <= 0 ? 0 : parts_of(room, c->stride_w)}, (span){0, c->Q});
 }
 
-/* One part of the depth for the places [m0, m1). */
-static void multiply_part(const part *d, int m0, int m1)
+/* COLUMNS filters, the part's taps and channels of each, as a panel. Filters that are not there are zeros. */
+static void pack(float *restrict panel, const part *d)
 {
     const convolution *c = d->c;
-    float copied[ROWS * DEPTH];
-    tile t = {.bias = d->bias, .add = d->j0 > 0, .width = d->width, .panel = d->panel, .pitch = COLUMNS};
-    place at = place_at(c, m0);
-    for (int m = m0; m < m1; m += t.rows) {
-        const int direct = is_direct(d, at);
-        t.rows = places_alike(d, at, m1 - m);
-        t.a = copied;
-        t.row = DEPTH;
-        t.run = d->j1 - d->j0;
-        if (direct) {
-            const int h = at.p * c->stride_h - c->pad_h + d->j0 / d->row * c->dilation_h;
-            t.a = c->x + at.n * c->x_image + h * c->x_row + (at.q * c->stride_w - c->pad_w) * c->x_pixel +
-                  d->j0 % d->row;
-            t.row = c->stride_w * c->x_pixel;
-            t.run = lower(d->row, t.run);
-        }
-        t.runs = (d->j1 - d->j0) / t.run;
-        t.run_step = c->x_row * c->dilation_h;
-        for (int i = 0; i < t.rows; i++, step_on(c, &at)) {
-            t.out[i] = c->y + at.n * c->y_image + at.p * c->y_row + at.q * c->y_pixel + d->k;
-            if (!direct) {
-                gather(copied + i * DEPTH, c, at, d->j0, d->j1);
+    for (int r = d->r.first; r < d->r.end; r++) {
+        for (int s = d->s.first; s < d->s.end; s++) {
+            const float *from = c->w + d->k * c->w_result + r * c->w_row + s * c->w_column;
+            for (int i = d->channels.first; i < d->channels.end; i++, panel += COLUMNS) {
+                for (int v = 0; v < VECTORS; v++) {
+                    const int lanes = higher(0, lower(d->width - v * LANES, LANES));
+                    store(panel + v * LANES, load_some(from + i * c->w_channel + v * LANES, lanes));
+                }
             }
         }
-        multiply(&t);
     }
 }
 
-/* The first place whose taps are all inside of a side of the image, and the one behind the last. */
-static int first_inside(int pad, int stride)
+/* The same where a filter is one run in memory, from `first` on: number by number. */
+static void pack_turned(float *restrict panel, const part *d, int first, int count)
 {
-    return pad <= 0 ? 0 : parts_of(pad, stride);
+    const int pitch = d->c->w_result;
+    const float *from = d->c->w + d->k * pitch + first;
+    if (d->width == COLUMNS) {
+        for (int j = 0; j < count; j++) {
+            for (int i = 0; i < COLUMNS; i++) {
+                panel[j * COLUMNS + i] = from[i * pitch + j];
+            }
+        }
+        return;
+    }
+    for (int j = 0; j < count; j++) {
+        for (int i = 0; i < COLUMNS; i++) {
+            panel[j * COLUMNS + i] = i < d->width ? from[i * pitch + j] : 0.0f;
+        }
+    }
 }
 
-static int end_inside(int side, int taps, int dilation, int pad, int stride, int places)
+static void pack_part(float *restrict panel, const part *d)
 {
-    const int room = side - (taps - 1) * dilation + pad;
-    return room <= 0 ? 0 : lower(places, parts_of(room, stride));
+    const convolution *c = d->c;
+    if (c->w_channel == 1 && c->w_column == c->C && c->w_row == c->S * c->C) {
+        const int first = (d->r.first * c->S + d->s.first) * c->C + d->channels.first;
+        const int taps = (d->r.end - d->r.first) * (d->s.end - d->s.first);
+        pack_turned(panel, d, first, taps * (d->channels.end - d->channels.first));
+    } else {
+        pack(panel, d);
+    }
+}
+
+/* The taps of the places (n, p, q) of a tile, and where they lie in image and panel. */
+static void aim(tile *t, const part *d, int n, int p, int q)
+{
+    const convolution *c = d->c;
+    const int h = p * c->stride_h - c->pad_h, v = q * c->stride_w - c->pad_w;
+    const int channels = d->channels.end - d->channels.first, columns = d->s.end - d->s.first;
+    const span r = common(d->r, taps_inside(h, c->dilation_h, c->R, c->H));
+    const span s = common(d->s, taps_inside(v, c->dilation_w, c->S, c->W));
+    t->a = c->x + n * c->x_image + (h + r.first * c->dilation_h) * c->x_row +
+           (v + s.first * c->dilation_w) * c->x_pixel + d->channels.first;
+    t->panel = d->panel;
+    if (r.end > r.first && s.end > s.first) {
+        t->panel += ((r.first - d->r.first) * columns + s.first - d->s.first) * channels * COLUMNS;
+    } else {
+        t->a = c->x; /* no tap is inside: nothing is read */
+    }
+    t->outer = (loop){r.end - r.first, c->dilation_h * c->x_row, columns * channels * COLUMNS};
+    t->middle = (loop){s.end - s.first, c->dilation_w * c->x_pixel, channels * COLUMNS};
+    t->inner = (loop){channels, 1, COLUMNS};
+    if (c->dilation_w == 1 && channels == c->x_pixel) {
+        t->inner.count *= t->middle.count; /* a row of taps is one run */
+        t->middle.count = 1;
+    }
+}
+
+/* Places (n, p, q0 .. q1), side by side. */
+static void multiply_along(tile *t, const part *d, int n, int p, int q0, int q1)
+{
+    const convolution *c = d->c;
+    t->row = c->stride_w * c->x_pixel;
+    for (int q = q0; q < q1; q += t->rows) {
+        float *y = c->y + n * c->y_image + p * c->y_row + q * c->y_pixel + d->k;
+        t->rows = lower(most_rows(d->width), q1 - q);
+        for (int i = 0; i < t->rows; i++) {
+            t->out[i] = y + i * c->y_pixel;
+        }
+        aim(t, d, n, p, q);
+        multiply(t);
+    }
+}
+
+/* The place (p, q) of all images. */
+static void multiply_across(tile *t, const part *d, int p, int q)
+{
+    const convolution *c = d->c;
+    t->row = c->x_image;
+    for (int n = 0; n < c->B; n += t->rows) {
+        float *y = c->y + n * c->y_image + p * c->y_row + q * c->y_pixel + d->k;
+        t->rows = lower(most_rows(d->width), c->B - n);
+        for (int i = 0; i < t->rows; i++) {
+            t->out[i] = y + i * c->y_image;
+        }
+        aim(t, d, n, p, q);
+        multiply(t);
+    }
+}
+
+/* One part for row p of all images, places [q0, q1). */
+static void multiply_row(const part *d, int p, span places)
+{
+    const convolution *c = d->c;
+    tile t = {.bias = d->bias, .add = d->add, .width = d->width};
+    span along = common(places, places_inside(c));
+    if (along.end - along.first < lower(most_rows(d->width), c->B)) {
+        along = (span){places.end, places.end}; /* few: more images than places side by side */
+    }
+    for (int q = places.first; q < along.first; q++) {
+        multiply_across(&t, d, p, q);
+    }
+    for (int n = 0; n < c->B && along.end > along.first; n++) {
+        multiply_along(&t, d, n, p, along.first, along.end);
+    }
+    for (int q = along.end; q < places.end; q++) {
+        multiply_across(&t, d, p, q);
+    }
+}
+
+/* The part of the filters that comes after this one; 0 if it was the last. */
+static int next_part(part *d)
+{
+    const convolution *c = d->c;
+    const int rows = higher(1, DEPTH / (c->S * c->C)), columns = higher(1, DEPTH / c->C);
+    if (d->channels.end < c->C) {
+        d->channels = (span){d->channels.end, lower(c->C, d->channels.end + DEPTH)};
+        return 1;
+    }
+    d->channels = (span){0, lower(c->C, DEPTH)};
+    if (d->s.end < c->S) {
+        d->s = (span){d->s.end, lower(c->S, d->s.end + columns)};
+        return 1;
+    }
+    d->s = (span){0, lower(c->S, columns)};
+    d->r = (span){d->r.end, lower(c->R, d->r.end + rows)};
+    return d->r.first < d->r.end;
+}
+
+static int is_last(const part *d)
+{
+    return d->r.end == d->c->R && d->s.end == d->c->S && d->channels.end == d->c->C;
 }
 
 static void convolve_piece(const void *job, int piece)
@@ -180,27 +208,21 @@ static void convolve_piece(const void *job, int piece)
     const cut *of = job;
     const convolution *c = &of->c;
     float panel[DEPTH * COLUMNS], bias[COLUMNS] = {0.0f};
-    const int k = piece % of->columns * COLUMNS, m0 = piece / of->columns * of->places_of_piece;
-    const int m1 = lower(m0 + of->places_of_piece, of->places), depth = c->R * c->S * c->C;
-    part d = {.c = c, .k = k, .width = lower(c->K - k, COLUMNS), .row = c->S * c->C, .panel = panel};
-    if (c->S == 1 || (c->x_pixel == c->C && c->dilation_w == 1)) {
-        d.p0 = first_inside(c->pad_h, c->stride_h);
-        d.p1 = end_inside(c->H, c->R, c->dilation_h, c->pad_h, c->stride_h, c->P);
-        d.q0 = first_inside(c->pad_w, c->stride_w);
-        d.q1 = end_inside(c->W, c->S, c->dilation_w, c->pad_w, c->stride_w, c->Q);
-    }
+    const int k = piece % of->columns * COLUMNS, at = piece / of->columns;
+    const int across = parts_of(c->Q, of->places_of_row);
+    const int p0 = at / across * of->rows_of_piece, q0 = at % across * of->places_of_row;
+    part d = {.c = c, .k = k, .width = lower(c->K - k, COLUMNS), .panel = panel};
+    d.s.end = c->S; /* as if all of a row before the first had been done */
+    d.channels.end = c->C;
     for (int i = 0; c->b != NULL && i < d.width; i++) {
         bias[i] = c->b[k + i];
     }
-    for (d.j0 = 0; d.j0 < depth; d.j0 = d.j1) {
-        d.j1 = part_end(d.j0, depth, d.row);
-        d.bias = c->b != NULL && d.j1 == depth ? bias : NULL;
-        if (c->w_channel == 1 && c->w_column == c->C && c->w_row == c->S * c->C) {
-            pack_runs(panel, c, k, d.j0, d.j1);
-        } else {
-            pack(panel, c, k, d.j0, d.j1);
+    for (; next_part(&d); d.add = 1) {
+        d.bias = c->b != NULL && is_last(&d) ? bias : NULL;
+        pack_part(panel, &d);
+        for (int p = p0; p < lower(p0 + of->rows_of_piece, c->P); p++) {
+            multiply_row(&d, p, (span){q0, lower(q0 + of->places_of_row, c->Q)});
         }
-        multiply_part(&d, m0, m1);
     }
 }
 
@@ -221,10 +243,12 @@ static convolution flat(convolution c)
 
 void convolve(const convolution *given)
 {
-    cut of = {.c = flat(*given)};
-    of.places = given->B * given->P * given->Q;
-    of.columns = parts_of(given->K, COLUMNS);
-    of.places_of_piece = parts_of(higher(of.places / 16, FEWEST_PLACES), ROWS) * ROWS;
-    const long work = (long)of.places * given->R * given->S * given->C * of.columns;
-    parallel_for(of.columns * parts_of(of.places, of.places_of_piece), work, convolve_piece, &of);
+    cut of = {.c = flat(*given), .columns = parts_of(given->K, COLUMNS)};
+    const convolution *c = &of.c;
+    const int places = c->B * c->P * c->Q, wanted = higher(places / 16, FEWEST_PLACES);
+    of.rows_of_piece = c->P == 1 ? 1 : parts_of(wanted, c->B * c->Q);
+    of.places_of_row = c->P == 1 ? parts_of(parts_of(wanted, c->B), ROWS) * ROWS : c->Q;
+    const int pieces = of.columns * parts_of(c->P, of.rows_of_piece) * parts_of(c->Q, of.places_of_row);
+    const long work = (long)places * c->R * c->S * c->C * of.columns;
+    parallel_for(pieces, work, convolve_piece, &of);
 }

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "convolve.h"
+#include "correlate_narrow.h"
 #include "parallel.h"
 #include "tile.h"
 
@@ -60,15 +61,7 @@ static void copy_inside(float *restrict panel, const correlation *c, segment s, 
     const float *from = c->x + n * c->x_image + h * c->x_row + v * c->x_pixel + s.channel;
     float *to = panel + s.to;
     for (int q = q0; q < q1; q++, to += COLUMNS, from += c->stride_w * c->x_pixel) {
-        if (s.n == COLUMNS) {
-            for (int i = 0; i < VECTORS; i++) {
-                store(to + i * LANES, load(from + i * LANES));
-            }
-            continue;
-        }
-        for (int i = 0; i < s.n; i++) {
-            to[i] = from[i];
-        }
+        copy_run(to, from, s.n);
     }
 }
 
@@ -105,11 +98,6 @@ static void see(float *restrict panel, const correlation *c, int j, int width, i
     }
 }
 
-static void multiply(const tile *t)
-{
-    multiply_any(t, t->step, 1);
-}
-
 static void correlate_piece(const void *job, int piece)
 {
     const cut *of = job;
@@ -118,21 +106,20 @@ static void correlate_piece(const void *job, int piece)
     const int depth = c->R * c->S * c->C, j = piece % of->columns * COLUMNS;
     const int k0 = piece / of->columns * of->rows_of_piece, k1 = lower(k0 + of->rows_of_piece, c->K);
     const int one_tap = c->R == 1 && c->S == 1 && c->stride_h == 1 && c->stride_w == 1 && c->pad_h == 0 && c->pad_w == 0;
-    tile t = {.width = lower(depth - j, COLUMNS), .step = c->dy_pixel, .runs = 1};
+    tile t = {.width = lower(depth - j, COLUMNS), .row = 1, .outer = {1, 0, 0}, .middle = {1, 0, 0}};
     const int in_place = one_tap && t.width == COLUMNS && c->x_image == c->P * c->Q * c->x_pixel;
     if (t.width < COLUMNS) {
         memset(panel, 0, sizeof panel);
     }
     for (int m = 0; m < of->places; m += DEPTH) {
-        t.run = lower(DEPTH, of->places - m);
+        t.inner = (loop){lower(DEPTH, of->places - m), c->dy_pixel, in_place ? c->x_pixel : COLUMNS};
         t.add = m > 0;
         t.panel = in_place ? c->x + m * c->x_pixel + j : panel;
-        t.pitch = in_place ? c->x_pixel : COLUMNS;
         if (!in_place) {
-            see(panel, c, j, t.width, m, m + t.run);
+            see(panel, c, j, t.width, m, m + t.inner.count);
         }
-        for (int k = k0; k < k1; k += ROWS) {
-            t.rows = lower(ROWS, k1 - k);
+        for (int k = k0; k < k1; k += t.rows) {
+            t.rows = lower(most_rows(t.width), k1 - k);
             t.a = c->dy + m * c->dy_pixel + k;
             for (int i = 0; i < t.rows; i++) {
                 t.out[i] = c->dw + (k + i) * depth + j;
@@ -144,6 +131,9 @@ static void correlate_piece(const void *job, int piece)
 
 void correlate(const correlation *given)
 {
+    if (given->C < LANES && correlate_narrow(given)) {
+        return;
+    }
     cut of = {.c = *given, .places = given->B * given->P * given->Q};
     of.columns = parts_of(given->R * given->S * given->C, COLUMNS);
     of.rows_of_piece = of.columns < MANY_PIECES ? ROWS_OF_PIECE : given->K;

@@ -26,15 +26,18 @@ static window window_at(const pool2d_shape *s, int p, int q)
     return (window){h, v, higher(-h, 0), lower(s->R, s->H - h), higher(-v, 0), lower(s->S, s->W - v)};
 }
 
-/* `lanes` channels of one window. The first place counts where several are as large; what is not a number wins. */
-INLINE void largest(float *y, uint8_t *where, const float *image, const pool2d_shape *s, window w, int lanes)
+/* `lanes` channels of one window. The first place counts where several are as large; what is not a number wins.
+ * room: floats from `image` on to the end of the tensor. */
+INLINE void largest(
+    float *y, uint8_t *where, const float *image, const pool2d_shape *s, window w, int lanes, int room)
 {
     vec most = splat(-INFINITY);
     ivec found = splat_int(w.r0 * s->S + w.t0);
     int32_t places[LANES];
     for (int r = w.r0; r < w.r1; r++) {
         for (int t = w.t0; t < w.t1; t++) {
-            const vec value = load_some(image + ((w.h + r) * s->W + w.v + t) * s->C, lanes);
+            const int at = ((w.h + r) * s->W + w.v + t) * s->C;
+            const vec value = load_at_least(image + at, lanes, room - at);
             const ivec wins = (value > most) | (value != value);
             most = choose(wins, value, most);
             found = choose_int(wins, splat_int(r * s->S + t), found);
@@ -52,15 +55,16 @@ static void forward_piece(const void *job, int row)
     const pool_job *of = job;
     const pool2d_shape *s = of->s;
     const float *image = of->from + row / s->P * s->H * s->W * s->C;
+    const int room = (s->B - row / s->P) * s->H * s->W * s->C;
     for (int q = 0; q < s->Q; q++) {
         const window w = window_at(s, row % s->P, q);
         const int at = (row * s->Q + q) * s->C;
         int c = 0;
         for (; c + LANES <= s->C; c += LANES) {
-            largest(of->to + at + c, of->where + at + c, image + c, s, w, LANES);
+            largest(of->to + at + c, of->where + at + c, image + c, s, w, LANES, room - c);
         }
         if (c < s->C) {
-            largest(of->to + at + c, of->where + at + c, image + c, s, w, s->C - c);
+            largest(of->to + at + c, of->where + at + c, image + c, s, w, s->C - c, room - c);
         }
     }
 }

@@ -122,18 +122,19 @@ static void *worker(void *unused)
     return NULL;
 }
 
-/* Kernels may be built for newer processors than the rest of the program. */
-static void require_vectors(void)
-{
+/* Kernels may be built for newer processors than the rest of the program. Before main, and itself without their vectors. */
 #if defined(__AVX2__) && defined(__FMA__)
+__attribute__((constructor, target("no-avx"))) static void require_vectors(void)
+{
     static const char why[] = "this processor has no AVX2; make fast VECTORS= builds a program without\n";
+    __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
         const ssize_t ignored = write(STDOUT_FILENO, why, sizeof why - 1);
         (void)ignored;
         _exit(EXIT_NO_VECTORS);
     }
-#endif
 }
+#endif
 
 static int cores(void)
 {
@@ -151,7 +152,6 @@ void parallel_threads(int threads)
     if (pool.threads != 0 || pthread_attr_init(&small) != 0) {
         return;
     }
-    require_vectors();
     pthread_attr_setstacksize(&small, STACK_BYTES);
     pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
     pool.threads = 1;

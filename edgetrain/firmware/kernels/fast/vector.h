@@ -92,6 +92,23 @@ INLINE void store(float *to, vec v)
     memcpy(to, &v, sizeof v);
 }
 
+/* n floats, fewer than LANES: by halves, as a loop would become a call. */
+INLINE void copy_few(float *to, const float *from, int n)
+{
+    int at = 0;
+    if (LANES > 4 && (n & 4) != 0) {
+        memcpy(to, from, 4 * sizeof *to);
+        at = 4;
+    }
+    if (LANES > 2 && (n & 2) != 0) {
+        memcpy(to + at, from + at, 2 * sizeof *to);
+        at += 2;
+    }
+    if (LANES > 1 && (n & 1) != 0) {
+        to[at] = from[at];
+    }
+}
+
 /* The first n lanes; zeros behind them. */
 INLINE vec load_some(const float *from, int n)
 {
@@ -99,9 +116,7 @@ INLINE vec load_some(const float *from, int n)
     if (n == LANES) {
         return load(from);
     }
-    for (int i = 0; i < n; i++) {
-        some[i] = from[i];
-    }
+    copy_few(some, from, n);
     return load(some);
 }
 
@@ -113,9 +128,24 @@ INLINE void store_some(float *to, vec v, int n)
         return;
     }
     store(some, v);
-    for (int i = 0; i < n; i++) {
-        to[i] = some[i];
+    copy_few(to, some, n);
+}
+
+/* n lanes that count, of a tensor that has `room` floats from here on: more are read where they are there, as that is
+ * quicker. For what nobody writes meanwhile. */
+INLINE vec load_at_least(const float *from, int n, int room)
+{
+    return room >= LANES ? load(from) : load_some(from, n);
+}
+
+/* A short run of floats. */
+INLINE void copy_run(float *to, const float *from, int n)
+{
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        store(to + i, load(from + i));
     }
+    copy_few(to + i, from + i, n - i);
 }
 
 /* Sums that carry along what rounding loses (Kahan), one in each lane. */
