@@ -109,11 +109,12 @@ def run_firmware(
 def _write_batches(file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], what: int) -> None:
     if not batches:
         raise UserError("there is no batch to run on")
-    content = [_batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
+    content = [batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
     file.write_bytes(struct.pack("<4sIII", b"ETB1", what, len(content), len(content[0])) + b"".join(content))
 
 
-def _batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
+def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
+    """A batch as the program reads it. number: of the batch, for what is said of a wrong one."""
     inputs = project["inputs"]
     if len(batch) <= max(described["position"] for described in inputs):
         raise UserError(f"batch {number} has {len(batch)} tensors", expected=str(len(inputs)))
