@@ -2,8 +2,8 @@
 
     python benchmarks/firmware_linux.py [MODEL …]   keeps benchmarks/results/firmware_linux.{json,md}
 
-Each contender is a process of its own with as many threads as there are cores, and trains on the same batch from the same
-weights. They take turns in bursts of steps, in a new random order each round; the first steps of a burst are not
+Each contender is a process of its own with as many threads as there are cores, and trains on the same batch from the
+same weights. They take turns in bursts of steps, in a new random order each round; the first steps of a burst are not
 counted, as they wake threads and fill caches. A round's time is the median of its burst; the ratio is taken within a
 round, and its median is given with a 95 % interval. PyTorch is the faster of its two memory formats.
 
@@ -56,7 +56,12 @@ class Program(Contender):
         self.name = name
         environment = os.environ | {"FIRMWARE_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            [str(program)], cwd=program.parent, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(program)],
+            cwd=program.parent,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
 
@@ -159,7 +164,11 @@ def page(result: dict[str, Any]) -> str:
         cells = [f"{row['median_s'][name] * 1e3:.2f}" for name in names]
         spread = f"{found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
         lines.append(line(f"{row['model']}, {row['batch']}", *cells, spread))
-    lines += ["", "Resident at most, MB (millions of bytes); the rest is code, C library, stacks, batch and buffers:", ""]
+    lines += [
+        "",
+        "Resident at most, MB (millions of bytes); the rest is code, C library, stacks, batch and buffers:",
+        "",
+    ]
     lines += head("model", "PyTorch", "firmware", "of it arena", "weights", "the rest")
     for row in result["rows"]:
         keys = ("torch_resident_bytes", "resident_bytes", "arena_bytes", "weights_bytes", "besides_bytes")

@@ -23,7 +23,8 @@ def emulate(
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 0,
     scalar: Annotated[
-        bool, typer.Option("--scalar", help="Of a Linux board: the program whose bits are those of every board, slower.")
+        bool,
+        typer.Option("--scalar", help="Of a Linux board: the program whose bits are those of every board, slower."),
     ] = False,
     threads: Annotated[
         int | None, typer.Option(help="Threads on a Linux board; by default one for each core.", min=1)
@@ -109,9 +110,12 @@ def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
     yield f"{ran}: loss {losses[0]:.4f} → {losses[-1]:.4f}"
     yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
     if found["resident_bytes"] is not None:
-        yield f"resident: {found['resident_bytes']} bytes at most, of them weights, state and batch {project['lasting_bytes']}"
+        lasting = f"weights, state and batch {project['lasting_bytes']}"
+        yield f"resident: {found['resident_bytes']} bytes at most, with arena and {lasting}"
     if not project["is_board"]:
-        other = "vectors, all cores; --scalar runs the bits of every board" if found["program"] == "fast" else "one core"
+        other = (
+            "vectors, all cores; --scalar runs the bits of every board" if found["program"] == "fast" else "one core"
+        )
         yield f"the {found['program']} program ran ({other})"
         return
     yield f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used; flash {found['flash_bytes']}"

@@ -1,7 +1,8 @@
-"""The vectorised program of Linux boards: as exact as PyTorch, the same bits for any number of threads, little memory."""
+"""The vectorised program of Linux boards: as exact as PyTorch, the same bits on any number of threads, little memory."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -60,7 +61,7 @@ class Separable(nn.Module):
         super().__init__()
         channels = (3, 16, 24)
         layers: list[nn.Module] = []
-        for C, K in zip(channels, channels[1:], strict=False):
+        for C, K in itertools.pairwise(channels):
             layers += [nn.Conv2d(C, 6 * K, 1, bias=False), nn.BatchNorm2d(6 * K), nn.ReLU6()]
             layers += [nn.Conv2d(6 * K, 6 * K, 3, 2, 1, groups=6 * K, bias=False), nn.BatchNorm2d(6 * K), nn.ReLU6()]
             layers += [nn.Conv2d(6 * K, K, 1, bias=False), nn.BatchNorm2d(K)]
