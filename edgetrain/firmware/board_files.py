@@ -3,7 +3,7 @@
 In:  a target, where things lie in its memory, the kernels that are used. Out: file names and their content.
 
     board/board.h        what main.c asks of its machine
-    board/linux.c        how Linux gives it; or
+    board/linux.c        how Linux gives it (linux_bare.c: without a C library); or
     board/cortex_m.c     how a Cortex-M does: startup, MPU, semihosting
     board/link.ld        the board's real RAM and flash; link_emulated.ld with flash where the emulator has it
 """
@@ -36,7 +36,7 @@ model_weights_end:
 
 
 def files(target: Target, placed: Placed | None, kernels: Sequence[str]) -> dict[str, str | bytes]:
-    board = "cortex_m.c" if target.is_board else "linux.c"
+    board = f"{target.board}.c"
     found: dict[str, str | bytes] = {
         "main.c": (FOLDER / "main.c").read_text(),
         "weights.S": _WEIGHTS,
@@ -54,9 +54,7 @@ def files(target: Target, placed: Placed | None, kernels: Sequence[str]) -> dict
 
 def _makefile(target: Target, kernels: Sequence[str]) -> str:
     sources = [name for name in files_of(kernels) if name.endswith(".c")]
-    board = "board/cortex_m" if target.is_board else "board/linux"
-    objects = ["main", "model", *(f"kernels/{name.removesuffix('.c')}" for name in sources), board]
-    link = "-nostartfiles -T board/link_emulated.ld -Wl,-z,noexecstack" if target.is_board else ""
+    objects = ["main", "model", *(f"kernels/{name.removesuffix('.c')}" for name in sources), f"board/{target.board}"]
     own = "build/firmware_board" if target.is_board else "build/firmware_sanitize"
     goal = "board" if target.is_board else "sanitize"
     special = (
@@ -72,7 +70,7 @@ CORE := {" ".join(target.firmware.flags)}
 ARITHMETIC := {ARITHMETIC}
 WARNINGS := {WARNINGS}
 CFLAGS := -std=c11 -O2 -ffunction-sections -I. $(CORE) $(ARITHMETIC) $(WARNINGS) $(EXTRA)
-LINK := {link}
+LINK := {target.link}
 NAMES := {" ".join(objects)}
 
 all: build/firmware

@@ -30,7 +30,7 @@ _PROGRAMS: Mapping[Variant, str] = {
 _PACKAGES = {
     "arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-system-arm": "qemu-system-arm",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", "qemu-aarch64": "qemu-user",
-    "arm-linux-gnueabihf-gcc": "gcc-arm-linux-gnueabihf libc6-dev-armhf-cross", "qemu-arm": "qemu-user",
+    "qemu-arm": "qemu-user",
 }  # fmt: skip
 _IN_FLASH = (".vectors", ".text", ".rodata", ".ARM.exidx", ".ARM.extab", ".data")
 _IN_RAM = (".stack", ".data", ".bss", ".arena")
@@ -82,9 +82,10 @@ def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | Non
     """Build the program. compiler: another one than the project's, such as clang."""
     folder = Path(folder)
     project = load_project(folder)
-    if variant not in ("plain", "debug") and project["is_board"]:
-        what = "vectorised program" if variant.startswith("fast") else "sanitizers"
-        raise UserError(f"a microcontroller has no {what}", next_step="export for linux-x86_64 and try it there")
+    if variant.startswith("fast") and project["is_board"]:
+        raise UserError("a microcontroller has no vectorised program", next_step="export for linux-x86_64")
+    if variant.endswith(("sanitize", "races")) and project["compiler"].startswith("arm-none-eabi"):
+        raise UserError(f"{project['target']} has no sanitizers", next_step="export for linux-x86_64 and try it there")
     tool = compiler or project["compiler"]
     require(tool)
     require("make")

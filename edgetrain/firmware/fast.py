@@ -56,14 +56,14 @@ def fast_rules(target: Target, kernels: Sequence[str]) -> str:
     return f"""
 # The same model on all cores, in vectors. VECTORS=-march=native builds it for this machine alone.
 VECTORS := {" ".join(target.firmware.fast_flags)}
-FAST := main model {" ".join(fast_objects(kernels))} board/linux
+FAST := main model {" ".join(fast_objects(kernels))} board/{target.board}
 PROGRAMS := build/firmware_fast build/firmware_fast_debug build/firmware_fast_sanitize build/firmware_fast_races
 
 fast: build/firmware_fast
 $(PROGRAMS): KERNEL := {ARITHMETIC} $(VECTORS)
-$(PROGRAMS): LINK := -pthread
+$(PROGRAMS): LINK := {target.link or "-pthread"}
 build/firmware_fast_sanitize build/firmware_fast_races: KERNEL += -O1 -DSMALL_CODE
-build/firmware_fast build/firmware_fast_debug: LINK := -static -pthread
+build/firmware_fast build/firmware_fast_debug: LINK := {target.link or "-static -pthread"}
 build/firmware_fast_debug: CFLAGS += -DDEBUG_TENSORS
 build/firmware_fast_sanitize: CFLAGS += {SANITIZERS}
 build/firmware_fast_races: CFLAGS += -DDEBUG_TENSORS -g -fsanitize=thread
