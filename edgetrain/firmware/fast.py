@@ -23,7 +23,7 @@ SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover
 # What the source of a kernel includes or calls, beside parallel and vector.
 _NEEDS = {
     "conv2d": ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile"),
-    "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
+    "depthwise3x3": ("convolve_depthwise",), "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
     "bias": ("columns",), "norm": ("columns",), "relu": ("numbers",), "clamp": ("numbers",), "add": ("numbers",),
     "sgd": ("numbers",), "adam": ("numbers",),
 }  # fmt: skip
@@ -45,8 +45,10 @@ def fast_files(target: Target, kernels: Sequence[str]) -> dict[str, str | bytes]
 def fast_objects(kernels: Sequence[str]) -> list[str]:
     """What the fast program is linked from, beside what both have; without endings."""
     fast = [name for name in _names(kernels) if (FAST / f"{name}.c").exists()]
-    plain = [name.removesuffix(".c") for name in files_of(kernels) if name.endswith(".c")]
-    return [f"kernels/fast/{name}" for name in fast] + [f"kernels/{name}" for name in plain if name not in fast]
+    slow = files_of([name for name in kernels if name not in fast])
+    return [f"kernels/fast/{name}" for name in fast] + [
+        f"kernels/{name.removesuffix('.c')}" for name in slow if name.endswith(".c")
+    ]
 
 
 def fast_rules(target: Target, kernels: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, build
 from edgetrain.firmware.emulate import FirmwareFailed, Run, run_firmware
-from edgetrain.firmware.kernels import FOLDER
 
 EXAMPLES = max(int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 20, 1)
 BESIDES_BYTES = 2_000_000  # what the program may take beside arena and weights
@@ -221,12 +220,3 @@ def test_a_pc_without_avx_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(FirmwareFailed, match="no AVX2") as told:
         run_firmware(made.project.folder, made.batches(1), variant="fast")
     assert told.value.code == 16
-
-
-def test_every_fast_kernel_stands_for_a_scalar_one_or_is_needed_by_one() -> None:
-    scalar = {path.name for path in FOLDER.glob("*.c")}
-    fast = {path.name for path in (FOLDER / "fast").glob("*.c")}
-    assert {name for name in fast if (FOLDER / name).exists()} <= scalar
-    assert fast - scalar == {
-        "parallel.c", "tile.c", "convolve.c", "convolve_depthwise.c", "correlate.c", "correlate_narrow.c",
-    }  # fmt: skip

@@ -12,11 +12,20 @@ static int is_depthwise(const conv2d_shape *s)
     return s->groups == s->C && s->C == s->K && s->R * s->S <= MOST_DEPTHWISE_TAPS;
 }
 
+static depthwise_shape depthwise(const conv2d_shape *s)
+{
+    return (depthwise_shape){
+        s->B, s->H, s->W, s->C, s->P, s->Q, s->R, s->S,
+        s->stride_h, s->stride_w, s->pad_h, s->pad_w, s->dilation_h, s->dilation_w,
+    };
+}
+
 void conv2d_forward(float *restrict y, const float *x, const float *w, const float *b, const conv2d_shape *s)
 {
     const int C = s->C / s->groups, K = s->K / s->groups;
     if (is_depthwise(s)) {
-        convolve_depthwise_forward(y, x, w, b, s);
+        const depthwise_shape shape = depthwise(s);
+        convolve_depthwise_forward(y, x, w, b, &shape);
         return;
     }
     for (int g = 0; g < s->groups; g++) {
@@ -36,7 +45,8 @@ void conv2d_backward_weight(float *restrict dw, const float *dy, const float *x,
 {
     const int C = s->C / s->groups, K = s->K / s->groups;
     if (is_depthwise(s)) {
-        convolve_depthwise_backward_weight(dw, dy, x, s);
+        const depthwise_shape shape = depthwise(s);
+        convolve_depthwise_backward_weight(dw, dy, x, &shape);
         return;
     }
     for (int g = 0; g < s->groups; g++) {
@@ -116,7 +126,8 @@ static void backward_class(
 void conv2d_backward_input(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s)
 {
     if (is_depthwise(s)) {
-        convolve_depthwise_backward_input(dx, dy, w, s);
+        const depthwise_shape shape = depthwise(s);
+        convolve_depthwise_backward_input(dx, dy, w, &shape);
         return;
     }
     if (s->stride_h > 1 || s->stride_w > 1) {

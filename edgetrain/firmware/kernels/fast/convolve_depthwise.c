@@ -17,7 +17,7 @@ enum { SLAB = 4096, BLOCK = 4 * LANES };
 typedef struct {
     float *y;
     const float *x, *w, *b;
-    const conv2d_shape *s;
+    const depthwise_shape *s;
     int rows, rows_of_piece;
 } job_of_rows;
 
@@ -72,12 +72,12 @@ static void sum_place(float *y, const taps *t, const float *b, int n)
 }
 
 /* How many channels are turned at once. */
-static int channels_of(const conv2d_shape *s)
+static int channels_of(const depthwise_shape *s)
 {
     return lower(s->C, SLAB / (s->R * s->S));
 }
 
-static void taps_forward(taps *t, const float *x, const float *turned, const conv2d_shape *s, int p, int q, int n)
+static void taps_forward(taps *t, const float *x, const float *turned, const depthwise_shape *s, int p, int q, int n)
 {
     t->count = 0;
     for (int r = 0; r < s->R; r++) {
@@ -95,7 +95,7 @@ static void taps_forward(taps *t, const float *x, const float *turned, const con
 static void forward_piece(const void *job, int piece)
 {
     const job_of_rows *of = job;
-    const conv2d_shape *s = of->s;
+    const depthwise_shape *s = of->s;
     const int first = piece * of->rows_of_piece, end = lower(first + of->rows_of_piece, of->rows);
     float turned[SLAB];
     taps t;
@@ -106,7 +106,7 @@ static void forward_piece(const void *job, int piece)
             const float *x = of->x + row / s->P * s->H * s->W * s->C + c;
             for (int q = 0; q < s->Q; q++) {
                 taps_forward(&t, x, turned, s, row % s->P, q, n);
-                sum_place(of->y + (row * s->Q + q) * s->K + c, &t, of->b == NULL ? NULL : of->b + c, n);
+                sum_place(of->y + (row * s->Q + q) * s->C + c, &t, of->b == NULL ? NULL : of->b + c, n);
             }
         }
     }
@@ -122,7 +122,7 @@ static int met_at(int place, int tap, int pad, int dilation, int stride, int sid
     return at < 0 || at % stride != 0 || at / stride >= side ? -1 : at / stride;
 }
 
-static void taps_backward(taps *t, const float *dy, const float *turned, const conv2d_shape *s, int h, int v, int n)
+static void taps_backward(taps *t, const float *dy, const float *turned, const depthwise_shape *s, int h, int v, int n)
 {
     t->count = 0;
     for (int r = 0; r < s->R; r++) {
@@ -130,7 +130,7 @@ static void taps_backward(taps *t, const float *dy, const float *turned, const c
         for (int i = 0; p >= 0 && i < s->S; i++) {
             const int q = met_at(v, i, s->pad_w, s->dilation_w, s->stride_w, s->Q);
             if (q >= 0) {
-                t->image[t->count] = dy + (p * s->Q + q) * s->K;
+                t->image[t->count] = dy + (p * s->Q + q) * s->C;
                 t->filter[t->count++] = turned + (r * s->S + i) * n;
             }
         }
@@ -140,7 +140,7 @@ static void taps_backward(taps *t, const float *dy, const float *turned, const c
 static void backward_input_piece(const void *job, int piece)
 {
     const job_of_rows *of = job;
-    const conv2d_shape *s = of->s;
+    const depthwise_shape *s = of->s;
     const int first = piece * of->rows_of_piece, end = lower(first + of->rows_of_piece, of->rows);
     float turned[SLAB];
     taps t;
@@ -148,7 +148,7 @@ static void backward_input_piece(const void *job, int piece)
         n = lower(n, s->C - c);
         turn(turned, of->w, s->R * s->S, c, n);
         for (int row = first; row < end; row++) {
-            const float *dy = of->x + row / s->H * s->P * s->Q * s->K + c;
+            const float *dy = of->x + row / s->H * s->P * s->Q * s->C + c;
             for (int v = 0; v < s->W; v++) {
                 taps_backward(&t, dy, turned, s, row % s->H, v, n);
                 sum_place(of->y + (row * s->W + v) * s->C + c, &t, NULL, n);
@@ -164,13 +164,13 @@ static void by_rows(job_of_rows *of, int row_length, piece_function *make)
     parallel_for(parts_of(of->rows, of->rows_of_piece), work, make, of);
 }
 
-void convolve_depthwise_forward(float *y, const float *x, const float *w, const float *b, const conv2d_shape *s)
+void convolve_depthwise_forward(float *y, const float *x, const float *w, const float *b, const depthwise_shape *s)
 {
     job_of_rows of = {.y = y, .x = x, .w = w, .b = b, .s = s, .rows = s->B * s->P};
     by_rows(&of, s->Q, forward_piece);
 }
 
-void convolve_depthwise_backward_input(float *dx, const float *dy, const float *w, const conv2d_shape *s)
+void convolve_depthwise_backward_input(float *dx, const float *dy, const float *w, const depthwise_shape *s)
 {
     job_of_rows of = {.y = dx, .x = dy, .w = w, .b = NULL, .s = s, .rows = s->B * s->H};
     by_rows(&of, s->W, backward_input_piece);
@@ -179,7 +179,7 @@ void convolve_depthwise_backward_input(float *dx, const float *dy, const float *
 typedef struct {
     float *dw;
     const float *dy, *x;
-    const conv2d_shape *s;
+    const depthwise_shape *s;
     int blocks;
 } job_of_taps;
 
@@ -188,7 +188,7 @@ typedef struct {
     int h, v, q0, q1;
 } met;
 
-static met where_met(const conv2d_shape *s, int r, int i)
+static met where_met(const depthwise_shape *s, int r, int i)
 {
     const int h = r * s->dilation_h - s->pad_h, v = i * s->dilation_w - s->pad_w;
     const int room = s->W - v;
@@ -198,7 +198,7 @@ static met where_met(const conv2d_shape *s, int r, int i)
 /* One tap of channels [c, c + vectors LANES), the last vector with `lanes` lanes: the sum over all places. */
 INLINE void sum_places(const job_of_taps *of, int tap, int c, int vectors, int lanes)
 {
-    const conv2d_shape *s = of->s;
+    const depthwise_shape *s = of->s;
     const met at = where_met(s, tap / s->S, tap % s->S);
     vec sums[4], of_row[4];
     float found[LANES];
@@ -210,12 +210,12 @@ INLINE void sum_places(const job_of_taps *of, int tap, int c, int vectors, int l
         if (h < 0 || h >= s->H || at.q1 <= at.q0) {
             continue;
         }
-        const float *dy = of->dy + (row * s->Q + at.q0) * s->K + c;
+        const float *dy = of->dy + (row * s->Q + at.q0) * s->C + c;
         const float *x = of->x + ((n * s->H + h) * s->W + at.v + at.q0 * s->stride_w) * s->C + c;
         for (int v = 0; v < vectors; v++) {
             of_row[v] = splat(0.0f);
         }
-        for (int q = at.q0; q < at.q1; q++, dy += s->K, x += s->stride_w * s->C) {
+        for (int q = at.q0; q < at.q1; q++, dy += s->C, x += s->stride_w * s->C) {
             for (int v = 0; v < vectors; v++) {
                 of_row[v] += load_some(dy + v * LANES, lanes) * load_some(x + v * LANES, lanes);
             }
@@ -248,7 +248,7 @@ static void backward_weight_piece(const void *job, int piece)
     }
 }
 
-void convolve_depthwise_backward_weight(float *dw, const float *dy, const float *x, const conv2d_shape *s)
+void convolve_depthwise_backward_weight(float *dw, const float *dy, const float *x, const depthwise_shape *s)
 {
     const job_of_taps of = {.dw = dw, .dy = dy, .x = x, .s = s, .blocks = parts_of(s->C, BLOCK)};
     const long work = (long)s->B * s->P * s->Q * s->R * s->S * parts_of(s->C, LANES);
