@@ -28,7 +28,7 @@ clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # PyTorch first: the arena and the kernels in edgetrain/native are built for the one that is there.
-NATIVE := setup.py $(wildcard edgetrain/native/*.cpp)
+NATIVE := setup.py $(wildcard edgetrain/native/*.c edgetrain/native/*.cpp)
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable .

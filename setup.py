@@ -1,4 +1,4 @@
-"""Builds the libraries of edgetrain/native where PyTorch is installed already; leaves them out where not.
+"""Builds the libraries of edgetrain/native; those that PyTorch is linked to only where it is installed already.
 
 PyTorch is found by its folder and never imported: pip builds in an environment of its own that does not see it.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 PURELIB = Path(sysconfig.get_path("purelib"))
+TICKS = Extension("edgetrain.native._ticks", ["edgetrain/native/ticks.c"], extra_compile_args=["-O2"], optional=True)
 
 
 def extensions() -> list[Extension]:
@@ -22,9 +23,10 @@ def extensions() -> list[Extension]:
     except OSError:
         found = None
     if found is None or not sys.platform.startswith("linux"):
-        print(f"edgetrain: no PyTorch in {PURELIB}; the native libraries are left out", file=sys.stderr)
-        return []
+        print(f"edgetrain: no PyTorch in {PURELIB}; its native libraries are left out", file=sys.stderr)
+        return [TICKS]
     return [
+        TICKS,
         extension("arena", torch, found[1], libraries=["c10"], options=["-O2"]),
         extension(
             "norm",

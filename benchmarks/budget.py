@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,11 +33,9 @@ import budget_tables
 from contenders import (
     EAGER_CHANNELS_LAST,
     EDGETRAIN,
-    RESULTS,
     Case,
     Refused,
     Way,
-    about,
     build,
     faster,
     plain,
@@ -47,6 +43,7 @@ from contenders import (
     ratio,
     take_turns,
 )
+from study import keeping, options
 
 import edgetrain as et
 
@@ -396,20 +393,6 @@ def say(what: str) -> None:
     print(f"{what} …", file=sys.stderr, flush=True)
 
 
-def keep(folder: Path, section: str, model: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Put the result among those that are kept, and write both files; all that is kept."""
-    file = folder / "budget.json"
-    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    before = kept.setdefault(section, {}).get(model)
-    if section == "measured" and before is not None:
-        result["rows"] += _of_earlier_runs(before, {row["name"] for row in result["rows"]})
-    kept[section][model] = {"about": about(), **result}
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept, indent=1) + "\n")
-    (folder / "budget.md").write_text(budget_tables.page(kept))
-    return kept
-
-
 def _of_earlier_runs(before: dict[str, Any], names: set[str]) -> list[dict[str, Any]]:
     """torch.compile takes minutes, so its row outlives runs without it."""
     rows = [row for row in before["rows"] if row["name"].startswith("torch.compile") and row["name"] not in names]
@@ -420,22 +403,23 @@ def main() -> None:
     given = _arguments()
     subjects = [small(subject) for subject in SUBJECTS] if given.small else list(SUBJECTS)
     asked = SMALL_BATCHES if given.small else BATCHES
-    with tempfile.TemporaryDirectory(prefix="edgetrain-budget-") as scratch:
-        cache = Path(scratch) / "cache"
-        os.environ["EDGETRAIN_CACHE"] = str(cache)
-        folder = given.results or (Path(scratch) if given.small else RESULTS)
+    with keeping("budget", budget_tables.page, given) as results:
+        cache = Path(os.environ["EDGETRAIN_CACHE"])
         sections: dict[str, Callable[[Subject], dict[str, Any]]] = {
             "plans": lambda subject: plans(subject, cache),
             "measured": lambda subject: measured(subject, given.rounds, given.compile),
             "prediction": lambda subject: prediction(subject, given.rounds),
             "batch": lambda subject: batch(subject, asked, given.rounds),
         }
-        kept: dict[str, Any] = {}
         for section in given.only or sections:
             for subject in subjects:
                 if _wanted(section, subject, given.models, asked):
-                    kept = keep(folder, section, subject.case.model, sections[section](subject))
-        print(budget_tables.page(kept))
+                    model, result = subject.case.model, sections[section](subject)
+                    before = results.load().get(section, {}).get(model)
+                    if section == "measured" and before is not None:
+                        result["rows"] += _of_earlier_runs(before, {row["name"] for row in result["rows"]})
+                    results.put(section, model, result)
+        results.show()
 
 
 def _wanted(section: str, subject: Subject, models: Sequence[str], asked: Batches) -> bool:
@@ -447,19 +431,10 @@ def _wanted(section: str, subject: Subject, models: Sequence[str], asked: Batche
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [subject.case.model for subject in SUBJECTS]
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"which of {', '.join(names)}; all by default")
+    parser = options(__doc__, [subject.case.model for subject in SUBJECTS], budget_tables.SECTIONS)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", action="append", choices=list(budget_tables.SECTIONS), help="this section alone")
     parser.add_argument("--compile", action="store_true", help="with torch.compile, which takes minutes")
-    parser.add_argument("--results", type=Path, help="a folder for the results, in place of benchmarks/results")
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    for name in given.models:
-        if name not in names:
-            parser.error(f"there is no model {name}; choose from {', '.join(names)}")
-    return given
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ static double now_s(void)
 int main(void)
 {
     char word[64];
-    const int batch = board_open("batch.bin", 0);
+    const int batch = board_open("batch.bin", OPEN_READ);
     model_init();
     for (int i = 0; i < MODEL_INPUTS; i++) {
         if (batch < 0 || !board_read(batch, model_inputs[i].data, model_inputs[i].n_bytes)) {

@@ -17,18 +17,15 @@ Melon reports up to 4.33× the batch of its baseline in the same memory.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from budget import PROBE_ROUNDS, known, say
-from contenders import EDGETRAIN, RESULTS, Case, Refused, Way, about, build, compete, faster, plain, ratio, take_turns
+from contenders import EDGETRAIN, Case, Refused, Way, build, compete, faster, plain, ratio, take_turns
 from markdown import head, line, made
+from study import keeping, options
 
 import edgetrain as et
 
@@ -202,44 +199,21 @@ def _ms(seconds: float) -> str:
 # ---- the command
 
 
-def keep(folder: Path, section: str, model: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Put the result among those that are kept, and write both files; all that is kept."""
-    file = folder / "largest_batch.json"
-    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    kept.setdefault(section, {})[model] = {"about": about(), **result}
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept, indent=1) + "\n")
-    (folder / "largest_batch.md").write_text(page(kept))
-    return kept
-
-
 def main() -> None:
     given = _arguments()
-    with tempfile.TemporaryDirectory(prefix="edgetrain-largest-batch-") as scratch:
-        os.environ["EDGETRAIN_CACHE"] = str(Path(scratch) / "cache")
-        folder = given.results or (Path(scratch) if given.small else RESULTS)
-        kept: dict[str, Any] = {}
+    with keeping("largest_batch", page, given) as results:
         for section in given.only or SECTIONS:
             for case in cases(small=given.small):
                 if not given.models or case.model in given.models:
-                    kept = keep(folder, section, case.model, SECTIONS[section](case, given.search, given.rounds))
-        print(page(kept))
+                    results.put(section, case.model, SECTIONS[section](case, given.search, given.rounds))
+        results.show()
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [case.model for case in CASES]
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"which of {', '.join(names)}; all by default")
+    parser = options(__doc__, [case.model for case in CASES], SECTIONS)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section alone")
     parser.add_argument("--search", type=float, default=10.0, help="seconds for each search of optimal")
-    parser.add_argument("--results", type=Path, help="a folder for the results, in place of benchmarks/results")
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    for name in given.models:
-        if name not in names:
-            parser.error(f"there is no model {name}; choose from {', '.join(names)}")
-    return given
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

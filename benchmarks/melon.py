@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from budget import Known, known, say
-from contenders import RESULTS, Case, about
+from contenders import Case
 from markdown import head, line, made
+from study import keeping, options
 
 import edgetrain as et
 from edgetrain import zoo
@@ -217,43 +214,20 @@ def _mb(n_bytes: float) -> str:
 # ---- the command
 
 
-def keep(folder: Path, section: str, model: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Put the result among those that are kept, and write both files; all that is kept."""
-    file = folder / "melon.json"
-    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    kept.setdefault(section, {})[model] = {"about": about(), **result}
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept, indent=1) + "\n")
-    (folder / "melon.md").write_text(page(kept))
-    return kept
-
-
 def main() -> None:
     given = _arguments()
-    with tempfile.TemporaryDirectory(prefix="edgetrain-melon-") as scratch:
-        os.environ["EDGETRAIN_CACHE"] = str(Path(scratch) / "cache")
-        folder = given.results or (Path(scratch) if given.small else RESULTS)
-        kept: dict[str, Any] = {}
+    with keeping("melon", page, given) as results:
         for case in cases(small=given.small):
             for section in given.only or SECTIONS:
                 if not given.models or case.model in given.models:
-                    kept = keep(folder, section, case.model, SECTIONS[section](case, given.search))
-        print(page(kept))
+                    results.put(section, case.model, SECTIONS[section](case, given.search))
+        results.show()
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [case.model for case in cases(small=False)]
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"which of {', '.join(names)}; all by default")
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section alone")
+    parser = options(__doc__, [case.model for case in cases(small=False)], SECTIONS)
     parser.add_argument("--search", type=float, default=10.0, help="seconds for each search of optimal")
-    parser.add_argument("--results", type=Path, help="a folder for the results, in place of benchmarks/results")
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    for name in given.models:
-        if name not in names:
-            parser.error(f"there is no model {name}; choose from {', '.join(names)}")
-    return given
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

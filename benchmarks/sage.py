@@ -26,22 +26,20 @@ four nets have one or the other, so whatever accumulates here needs allow_inexac
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import sage_tables
 from budget import say
-from contenders import EDGETRAIN, RESULTS, Built, Case, about, build, prepare, ratio
+from contenders import EDGETRAIN, Built, Case, build, prepare, ratio
+from study import keeping, options
 
 import edgetrain as et
 from edgetrain import zoo
@@ -346,17 +344,6 @@ def _turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, list
 SECTIONS = tuple(sage_tables.SHOWN)
 
 
-def keep(folder: Path, section: str, model: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Put the result among those that are kept, and write both files; all that is kept."""
-    file = folder / "sage.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    found.setdefault(section, {})[model] = {"about": about(), **result}
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "sage.md").write_text(sage_tables.page(found))
-    return found
-
-
 def result_of(section: str, case: Case, given: argparse.Namespace) -> dict[str, Any] | None:
     if section == "smallest":
         batches = given.batch or ((2, 4) if given.small else BATCHES)
@@ -368,36 +355,25 @@ def result_of(section: str, case: Case, given: argparse.Namespace) -> dict[str, 
 
 def main() -> None:
     given = _arguments()
-    with tempfile.TemporaryDirectory(prefix="edgetrain-sage-") as scratch:
-        os.environ.setdefault("EDGETRAIN_CACHE", str(Path(scratch) / "cache"))
-        folder = given.results or (Path(scratch) if given.small else RESULTS)
-        found: dict[str, Any] = {}
+    with keeping("sage", sage_tables.page, given) as results:
         for case in cases(small=given.small):
             for section in given.only or SECTIONS:
                 if not given.models or case.model in given.models:
                     result = result_of(section, case, given)
-                    found = keep(folder, section, case.model, result) if result is not None else found
+                    if result is not None:
+                        results.put(section, case.model, result)
             subject.cache_clear()  # nets with their batches: gigabytes in all
-        print(sage_tables.page(found))
+        results.show()
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [case.model for case in CASES if case.model in zoo.MODELS]
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"which of {', '.join(names)}; all by default")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
+    parser = options(__doc__, [case.model for case in CASES if case.model in zoo.MODELS], SECTIONS)
     parser.add_argument("--device", default=DEVICE, help="for which times are modelled")
     parser.add_argument("--batch", type=int, action="append", help=f"for smallest, in place of {BATCHES}")
     parser.add_argument("--without-ours", action="store_true", help="leaves fast out of smallest: it takes minutes")
     parser.add_argument("--search", type=float, default=10.0, help="seconds for each search of optimal")
     parser.add_argument("--rounds", type=int, default=9, help="of what is run")
-    parser.add_argument("--results", type=Path, help="a folder for the results, in place of benchmarks/results")
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    for name in given.models:
-        if name not in names:
-            parser.error(f"there is no model {name}; choose from {', '.join(names)}")
-    return given
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The study behind `make demo`: MobileNetV2 under a budget of bytes, and plain PyTorch beside it.
 
-In:  settings. Out: a run folder with record.json and charts.json, and `DemoResult`.
+In:  settings. Out: a run folder with record.json and charts.json, a profile of edgetrain's step in a folder inside it,
+and `DemoResult`.
 
 Each way to train is a process of its own with the same weights, and they take turns on the same batch, so that noise
 of the machine meets all alike and none sees another's allocator. Memory is how far the resident memory of the process
@@ -31,6 +32,8 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import InternalError
+from edgetrain.measure.profile import profile
+from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder, Value, new_record, write_atomic
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
@@ -42,6 +45,7 @@ from edgetrain.zoo.models.mobilenet_v2 import InvertedResidual
 MODEL, PLAIN, CHANNELS_LAST = "mobilenet_v2", "plain PyTorch", "plain channels-last"
 CHECK = "memory_format=preserve"  # edgetrain in PyTorch's format: bitwise the same?
 CHECKED_STEPS = 2  # the second also sees what the first left in the optimizer
+PROFILED_STEPS, PROFILE = 8, Protocol(idle_s=1.0, rounds=4, most_warm_up=4)  # short: a demo has three minutes
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class DemoResult:
     recomputed: int
     exact: bool  # the steps of CHECK were bitwise those of PLAIN
     folder: Path
+    profile: Path  # run folder of edgetrain's step, op by op
 
     @property
     def ours(self) -> Side:
@@ -103,8 +108,9 @@ def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]
     folder = RunFolder.create(out)
     names = (PLAIN, CHANNELS_LAST, settings.ours)
     checked = min(CHECKED_STEPS, settings.steps)
-    turns = _Turns(on_turn, (settings.steps + 1) * len(names) + checked + 1)
-    ends, made = _train(names, settings, settings.steps, turns)
+    turns = _Turns(on_turn, (settings.steps + 1) * len(names) + checked + 2)
+    profiled = folder.path / "profile"
+    ends, made = _train(names, settings, settings.steps, turns, profiled)
     # Last and alone: it is not timed, and its planning should not meet the others.
     _, check = _train((CHECK,), settings, checked, turns)
     turns.next("done")
@@ -121,7 +127,9 @@ def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]
     }
     exact = all(a.loss == b.loss and a.digest == b.digest for a, b in zip(check[CHECK], made[PLAIN], strict=False))
     about = ends[settings.ours]
-    result = DemoResult(sides, settings, about["plan"], about["peak_bytes"], about["recomputed"], exact, folder.path)
+    result = DemoResult(
+        sides, settings, about["plan"], about["peak_bytes"], about["recomputed"], exact, folder.path, profiled
+    )
     _keep(folder, result, about)
     return result
 
@@ -147,9 +155,9 @@ class _Turns:
 
 
 def _train(
-    names: tuple[str, ...], settings: Settings, steps: int, turns: _Turns
+    names: tuple[str, ...], settings: Settings, steps: int, turns: _Turns, profiled: Path | None = None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[_Made]]]:
-    """What each took, and its steps, made in turns."""
+    """What each took, and its steps, made in turns. profiled: measure edgetrain's step afterwards, into this folder."""
     workers: dict[str, _Worker] = {}
     made: dict[str, list[_Made]] = {name: [] for name in names}
     try:
@@ -160,7 +168,11 @@ def _train(
             for name in names:
                 turns.next(name)
                 made[name].append(workers[name].ask(number))
-        return {name: workers[name].ask(None) for name in names}, made
+        ends = {name: workers[name].ask(None) for name in names}
+        if profiled is not None:
+            turns.next("profiling edgetrain's step")
+            workers[settings.ours].ask(profiled)
+        return ends, made
     finally:
         for worker in workers.values():
             worker.end()
@@ -177,9 +189,9 @@ class _Worker:
         other.close()
         self._receive()
 
-    def ask(self, number: int | None) -> Any:
-        """Make the step with this number. None: what it took."""
-        self._pipe.send(number)
+    def ask(self, what: int | Path | None) -> Any:
+        """Make the step with this number. None: what all of them took. A folder: profile the step into it."""
+        self._pipe.send(what)
         return self._receive()
 
     def _receive(self) -> Any:
@@ -225,6 +237,10 @@ def _work(pipe: Connection, name: str, settings: Settings) -> None:
         pipe.send(_Made(loss, _digest(model), time_s))
     about: dict[str, Any] = {"growth_bytes": _status("VmHWM") - before}
     pipe.send(about if step is None else about | _about(step))
+    folder = pipe.recv()
+    if step is not None:
+        profile(step, batch, steps=PROFILED_STEPS, protocol=PROFILE, out=folder)
+    pipe.send("profiled")
     pipe.recv()
 
 

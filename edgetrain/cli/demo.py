@@ -40,7 +40,7 @@ def demo(
             progress.update(line, description=what, completed=done, total=total)
 
         result = study.demo(out or default_path("demo"), settings, on_turn)
-    page = write_page([RunFolder(result.folder)], result.folder / "report.html")
+    page = write_page([RunFolder(result.folder), RunFolder(result.profile)], result.folder / "report.html")
     if json:
         sides = {name: dataclasses.asdict(side) for name, side in result.sides.items()}
         print_json(
@@ -49,6 +49,7 @@ def demo(
                 "exact": result.exact,
                 "plan": result.plan,
                 "folder": str(result.folder),
+                "profile": str(result.profile),
                 "report": str(page),
             }
         )

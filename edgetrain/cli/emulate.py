@@ -29,6 +29,10 @@ def emulate(
     threads: Annotated[
         int | None, typer.Option(help="Threads on a Linux board; by default one for each core.", min=1)
     ] = None,
+    flash: Annotated[
+        Path | None,
+        typer.Option(help="File that is the board's flash: the run goes on from what it holds, up to --steps in all."),
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the run.", min=1.0)] = 600.0,
     json: Json = False,
 ) -> None:
@@ -52,6 +56,7 @@ def emulate(
                 batches,
                 variant=variant,
                 threads=threads,
+                flash=flash,
                 progress=lambda step, loss: bar.update(task, completed=step, description=f"loss {loss:.4f}"),
                 time_limit_s=time_limit,
             )
@@ -85,11 +90,11 @@ def _batches(project: dict[str, Any], data: str, steps: int, seed: int) -> Itera
 
 def _described(project: dict[str, Any], run: Run, program: str) -> dict[str, Any]:
     board = project["is_board"]
-    steps = len(run.losses)
     return {
         "target": project["target"],
         "program": program,
-        "steps": steps,
+        "steps": len(run.losses),
+        "steps_before": run.steps_before,
         "losses": list(run.losses),
         "arena_planned_bytes": project["arena_bytes"],
         "arena_used_bytes": run.arena_used_bytes,
@@ -97,6 +102,7 @@ def _described(project: dict[str, Any], run: Run, program: str) -> dict[str, Any
         "ram_bytes": run.built.ram_bytes if board else None,
         "resident_bytes": run.resident_bytes,
         "flash_bytes": run.built.flash_bytes if board else None,
+        "kept_bytes": project["kept_bytes"],
         "sections": {name: n for name, n in run.built.sections.items() if not name.startswith((".debug", ".comment"))},
         "instructions": run.instructions,
         "instructions_by_function": dict(run.instructions_by),
@@ -105,9 +111,11 @@ def _described(project: dict[str, Any], run: Run, program: str) -> dict[str, Any
 
 
 def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    losses = found["losses"]
+    losses, before = found["losses"], found["steps_before"]
+    if before:
+        yield f"went on from step {before}, which a copy in flash holds"
     ran = f"{found['steps']} steps on {found['target']} in {found['time_s']:.1f} s"
-    yield f"{ran}: loss {losses[0]:.4f} → {losses[-1]:.4f}"
+    yield f"{ran}: loss {losses[0]:.4f} → {losses[-1]:.4f}" if losses else f"{ran}: all were done before"
     yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
     if found["resident_bytes"] is not None:
         lasting = f"weights, state and batch {project['lasting_bytes']}"
@@ -118,7 +126,9 @@ def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
         )
         yield f"the {found['program']} program ran ({other})"
         return
-    yield f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used; flash {found['flash_bytes']}"
+    kept = f", and {found['kept_bytes']} for copies" if found["kept_bytes"] else ""
+    memory = f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used"
+    yield f"{memory}; flash {found['flash_bytes']}{kept}"
     yield f"{found['instructions']} instructions"
     for name, count in list(found["instructions_by_function"].items())[:8]:
         yield f"  {100 * count / found['instructions']:5.1f} %  {name}"

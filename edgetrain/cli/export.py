@@ -44,6 +44,10 @@ def export(
     input_size: Annotated[int | None, typer.Option(help="Side of an image.", min=1)] = None,
     width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
     seed: Annotated[int, typer.Option(help="Of the fresh weights.")] = 0,
+    keep_every: Annotated[
+        int | None,
+        typer.Option(help="Steps between two copies in flash of what is trained: a lost battery costs no more.", min=1),
+    ] = None,
     check: Annotated[
         int,
         typer.Option(help="Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch."),
@@ -67,7 +71,7 @@ def export(
     with told_of_batch(model, "a random batch" if data is None else data, example):
         graph = lower_for_firmware(capture(net, task.loss, updates, example))
     plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
-    project = write_project(graph, plan, net, updates, target=chosen_target, out=out)
+    project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
     checked = _checked(project, net, task, updates, example, check) if check else []
     wrong = [row for row in checked if not row.right]
     if json:
@@ -130,6 +134,7 @@ def _as_json(project: Project, plan: Plan, rows: list[parity.Row]) -> dict[str, 
         "lasting_bytes": project.lasting_bytes,
         "frozen_bytes": project.frozen_bytes,
         "weights_bytes": project.weights_bytes,
+        "kept_bytes": project.kept_bytes,
         "checked": len(rows),
         "wrong": [str(row) for row in rows if not row.right],
         "worst_part_of_allowed": worst,
@@ -142,6 +147,8 @@ def _as_text(project: Project, plan: Plan, rows: list[parity.Row]) -> str:
         f"RAM {project.ram_bytes} bytes: arena {project.arena_bytes}, weights, state and batch {project.lasting_bytes}",
         f"flash: first values {project.weights_bytes} bytes, and the code",
     ]
+    if project.kept_bytes:
+        lines[-1] += f"; two copies of what is trained {project.kept_bytes} bytes"
     if rows:
         right = sum(row.right for row in rows)
         lines.append(f"{right} of {len(rows)} tensors are within 4 × PyTorch's own error of float64")

@@ -61,7 +61,7 @@ def profile(
     repeats: Annotated[int, typer.Option(help="Fresh processes that the measurement is repeated in.", min=1)] = 1,
     idle: Annotated[float, typer.Option(help="Seconds of the idle baseline.", min=0)] = 3.0,
     period: Annotated[float, typer.Option(help="Milliseconds between samples.", min=1)] = 10.0,
-    rounds: Annotated[int, typer.Option(help="Rounds of blocks that tell what measuring costs; 0: none.", min=0)] = 6,
+    rounds: Annotated[int, typer.Option(help="Rounds of blocks that tell what measuring costs; 0: none.", min=0)] = 12,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
     input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,

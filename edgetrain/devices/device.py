@@ -31,6 +31,8 @@ without a source is a `UserError` that names the file and the place in it.
     n_bytes = { … }
     address = 0x20000000                            (optional, for firmware)
     [[memory.flash]]                                the same, where programs lie in flash               (optional)
+    page_bytes = { … }                              what is erased at once, at the end of the region    (optional)
+    paged_bytes = { … }                             how much of its end is in pages of that size; else all of it
 
     [storage]                                       what tensors can be paged to                       (optional)
     name = "SD card"
@@ -62,6 +64,7 @@ FOLDER = Path(__file__).parent
 DeviceKind = Literal["phone", "board", "microcontroller"]
 ProcessorKind = Literal["cpu", "gpu", "integer"]
 FirmwareKind = Literal["cortex-m", "linux"]
+FLASH_DRIVERS = ("flash_nvmc.c",)
 T = TypeVar("T")
 
 
@@ -106,11 +109,17 @@ class Processor:
 
 @dataclass(frozen=True)
 class Region:
-    """A block of memory that a program can use."""
+    """A block of memory that a program can use.
+
+    page_bytes:  of flash: what is erased at once. Where pages differ in size: those at its end.
+    paged_bytes: how much of its end is in pages of that size; None for all of it.
+    """
 
     name: str
     n_bytes: Quantity
     address: int | None = None
+    page_bytes: Quantity | None = None
+    paged_bytes: Quantity | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,7 @@ class Firmware:
     emulator:  the command that runs a program, which is added to it; nothing where this machine runs it as it is.
     emulated:  region of flash or RAM → its address in the emulator, for those that lie elsewhere there.
     stack_bytes: what is kept for the stack; 0 where an operating system sees to it.
+    flash_driver: the file of `firmware/boards` that erases and programs the flash of the board itself; none by default.
     """
 
     target: str
@@ -187,6 +197,7 @@ class Firmware:
     emulated: Mapping[str, int] = field(default_factory=dict)
     stack_bytes: int = 0
     fast_flags: tuple[str, ...] = ()
+    flash_driver: str | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +237,11 @@ class Device:
             yield from _named(name, processor)
         yield from _named("memory", self.memory)
         for sort, regions in (("ram", self.memory.ram), ("flash", self.memory.flash)):
-            yield from ((f"{sort}.{region.name}", region.n_bytes) for region in regions)
+            for region in regions:
+                yield f"{sort}.{region.name}", region.n_bytes
+                yield from (
+                    (key, q) for key, q in _named(f"{sort}.{region.name}", region) if not key.endswith("n_bytes")
+                )
         if self.storage is not None:
             yield from _named("storage", self.storage)
         if self.idle_w is not None:
@@ -234,7 +249,7 @@ class Device:
         yield from _named("library", self.library)
 
 
-def _named(prefix: str, part: Processor | Memory | Storage | Library) -> Iterator[tuple[str, Quantity]]:
+def _named(prefix: str, part: Processor | Memory | Region | Storage | Library) -> Iterator[tuple[str, Quantity]]:
     for entry in fields(part):
         value = getattr(part, entry.name)
         if isinstance(value, Quantity):
@@ -433,7 +448,19 @@ def _memory(table: _Table) -> Memory:
 
 def _region(table: _Table) -> Region:
     address = table.whole("address", 0) if "address" in table.data else None
-    return Region(table.text("name"), table.quantity("n_bytes"), address)
+    region = Region(
+        table.text("name"), table.quantity("n_bytes"), address,
+        table.quantity_if_there("page_bytes"), table.quantity_if_there("paged_bytes"),
+    )  # fmt: skip
+    page = region.page_bytes
+    for key, whole in (("paged_bytes", region.paged_bytes), ("n_bytes", region.n_bytes)):
+        if page is not None and whole is not None and whole.value % page.value:
+            raise table.wrong(key, f"a multiple of page_bytes, {page.value:.0f}")
+    if page is not None and page.value % 256:
+        raise table.wrong("page_bytes", "a multiple of 256")
+    if region.paged_bytes is not None and (page is None or region.paged_bytes.value > region.n_bytes.value):
+        raise table.wrong("paged_bytes", "no more than n_bytes, beside page_bytes")
+    return region
 
 
 def _storage(table: _Table) -> Storage:
@@ -459,6 +486,7 @@ def _firmware(table: _Table) -> Firmware:
         table.texts("flags"), table.texts("emulator"),
         {} if places is None else {name: places.whole(name, 0) for name in places.data},
         table.whole("stack_bytes", 0), table.texts("fast_flags"),
+        table.word("flash_driver", FLASH_DRIVERS) if "flash_driver" in table.data else None,
     )  # fmt: skip
 
 

@@ -6,6 +6,13 @@ In:  a target, where things lie in its memory, the kernels that are used. Out: f
     board/linux.c        how Linux gives it (linux_bare.c: without a C library); or
     board/cortex_m.c     how a Cortex-M does: startup, MPU, semihosting
     board/link.ld        the board's real RAM and flash; link_emulated.ld with flash where the emulator has it
+
+and where copies are kept in flash:
+
+    checkpoint.c         two copies, of which one is always whole
+    board/flash.h        what it asks of flash; flash_layout.h: where they lie
+    board/flash_file.c   how a file gives it, in the emulator and on Linux
+    board/flash_board.c  how the board itself does, where there is a driver for it
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from pathlib import Path
 
 from edgetrain.firmware.fast import fast_files, fast_rules
 from edgetrain.firmware.kernels import files_of
-from edgetrain.firmware.target import Memory, Placed, Target, emulated
+from edgetrain.firmware.target import Kept, Memory, Placed, Target, emulated
 
 FOLDER = Path(__file__).parent / "boards"
 WARNINGS = "-Wall -Wextra -Werror -Wconversion -Wshadow -Wdouble-promotion -Wstrict-prototypes"
@@ -34,27 +41,64 @@ model_weights_end:
     .section .note.GNU-stack, "", %progbits
 """
 
+_NO_DRIVER = """
+board/flash_board.c:
+	@echo "there is no driver for the flash of this board: write board/flash_board.c, as board/flash.h asks for it"
+	@false
+"""
 
-def files(target: Target, placed: Placed | None, kernels: Sequence[str]) -> dict[str, str | bytes]:
+
+def files(
+    target: Target, placed: Placed | None, kernels: Sequence[str], kept: Kept | None = None, model_key: int = 0
+) -> dict[str, str | bytes]:
+    """kept: where copies lie in flash. model_key: by which a copy of this model is known."""
     board = f"{target.board}.c"
     found: dict[str, str | bytes] = {
         "main.c": (FOLDER / "main.c").read_text(),
         "weights.S": _WEIGHTS,
         "board/board.h": (FOLDER / "board.h").read_text(),
         f"board/{board}": (FOLDER / board).read_text(),
-        "Makefile": _makefile(target, kernels),
+        "Makefile": _makefile(target, kernels, kept),
         **fast_files(target, kernels),
     }
+    if kept is not None:
+        found |= _flash_files(target, kept, model_key)
     if placed is not None and target.flash is not None:
         there = Placed(emulated(target, placed.arena), emulated(target, placed.rest))
-        found["board/link.ld"] = _linker_script(target, placed, target.flash)
-        found["board/link_emulated.ld"] = _linker_script(target, there, emulated(target, target.flash))
+        kept_bytes = 0 if kept is None else kept.n_bytes
+        found["board/link.ld"] = _linker_script(target, placed, target.flash, kept_bytes)
+        found["board/link_emulated.ld"] = _linker_script(target, there, emulated(target, target.flash), kept_bytes)
     return found
 
 
-def _makefile(target: Target, kernels: Sequence[str]) -> str:
+def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | bytes]:
+    names = {"checkpoint.c": "checkpoint.c", "checkpoint.h": "checkpoint.h", "flash.h": "board/flash.h"}
+    names["flash_file.c"] = "board/flash_file.c"
+    if target.firmware.flash_driver is not None:
+        names[target.firmware.flash_driver] = "board/flash_board.c"
+    found: dict[str, str | bytes] = {place: (FOLDER / name).read_text() for name, place in names.items()}
+    found[
+        "board/flash_layout.h"
+    ] = f"""/* {target.device.name}: two copies of up to {kept.slot_bytes} bytes, in pages of {kept.page_bytes}. */
+#ifndef FLASH_LAYOUT_H
+#define FLASH_LAYOUT_H
+
+#define FLASH_START {kept.address:#010x}u
+#define FLASH_PAGE_BYTES {kept.page_bytes}u
+#define FLASH_SLOT_BYTES {kept.slot_bytes}u
+#define FLASH_KEPT_BYTES (2u * FLASH_SLOT_BYTES)
+/* Of this export: copies that another one left behind are not for it. */
+#define MODEL_KEY {model_key:#010x}u
+
+#endif
+"""
+    return found
+
+
+def _makefile(target: Target, kernels: Sequence[str], kept: Kept | None) -> str:
     sources = [name for name in files_of(kernels) if name.endswith(".c")]
-    objects = ["main", "model", *(f"kernels/{name.removesuffix('.c')}" for name in sources), f"board/{target.board}"]
+    others = ["main", "model", f"board/{target.board}", *([] if kept is None else ["checkpoint", "board/flash_file"])]
+    objects = [*others, *(f"kernels/{name.removesuffix('.c')}" for name in sources)]
     own = "build/firmware_board" if target.is_board else "build/firmware_sanitize"
     goal = "board" if target.is_board else "sanitize"
     special = (
@@ -62,6 +106,10 @@ def _makefile(target: Target, kernels: Sequence[str]) -> str:
         if target.is_board
         else "build/firmware_sanitize: CFLAGS += -DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
     )
+    own_names, driver = "$(NAMES)", ""
+    if kept is not None and target.is_board:
+        own_names = "$(subst board/flash_file,board/flash_board,$(NAMES))"
+        driver = _NO_DRIVER if target.firmware.flash_driver is None else ""
     note = "firmware and firmware_debug are for the emulator, firmware_board for the board itself."
     return f"""# Builds firmware for {target.device.name}. {note if target.is_board else ""}
 # CC=clang builds it with another compiler, EXTRA=-g for a debugger.
@@ -95,8 +143,8 @@ endef
 
 $(eval $(call program,build/firmware,$(NAMES)))
 $(eval $(call program,build/firmware_debug,$(NAMES)))
-$(eval $(call program,{own},$(NAMES)))
-{fast_rules(target, kernels)}
+$(eval $(call program,{own},{own_names}))
+{driver}{fast_rules(target, kernels, others)}
 clean:
 	rm -rf build
 
@@ -104,23 +152,24 @@ clean:
 """
 
 
-def _linker_script(target: Target, placed: Placed, flash: Memory) -> str:
-    """The arena may lie in a memory of its own."""
+def _linker_script(target: Target, placed: Placed, flash: Memory, kept_bytes: int) -> str:
+    """The arena may lie in a memory of its own. kept_bytes: at the end of flash, which the program leaves alone."""
     apart = placed.apart
     arena = (
         f"\n    ARENA (rw) : ORIGIN = {placed.arena.address:#010x}, LENGTH = {placed.arena.n_bytes}" if apart else ""
     )
+    copies = f" /* and {kept_bytes} for copies of the weights */" if kept_bytes else ""
     return f"""/* {target.device.name}: {flash.name}; {placed.rest.name}{f"; {placed.arena.name}" if apart else ""}. */
 ENTRY(reset)
 
 MEMORY
 {{
-    FLASH (rx) : ORIGIN = {flash.address:#010x}, LENGTH = {flash.n_bytes}
+    FLASH (rx) : ORIGIN = {flash.address:#010x}, LENGTH = {flash.n_bytes - kept_bytes}{copies}
     RAM (rw) : ORIGIN = {placed.rest.address:#010x}, LENGTH = {placed.rest.n_bytes}{arena}
 }}
 
 __flash_start = ORIGIN(FLASH);
-__flash_bytes = LENGTH(FLASH);
+__flash_bytes = {flash.n_bytes};
 __ram_start = ORIGIN(RAM);
 __ram_bytes = LENGTH(RAM);
 __arena_ram_start = ORIGIN({"ARENA" if apart else "RAM"});

@@ -67,6 +67,9 @@ def _project(data: Any) -> dict[str, Any]:
             right &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
             if not right or not isinstance(tensor["name"], str):
                 raise ValueError(f"a tensor is {json.dumps(tensor)}")
+    for key in ("keep_every", "kept_bytes"):
+        if type(data[key]) is not int:
+            raise ValueError(f"{key} is {data[key]!r}")
     for key in ("compiler", "target", "graph_key"):
         if not isinstance(data[key], str):
             raise ValueError(f"{key} is {data[key]!r}")

@@ -113,16 +113,32 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def emit(
-    step: Part, predict: Part | None, lasting: list[Lasting], groups: list[Settings], *, kind: str, fresh: bool
+    step: Part,
+    predict: Part | None,
+    lasting: list[Lasting],
+    groups: list[Settings],
+    *,
+    kind: str,
+    fresh: bool,
+    keep_every: int = 0,
 ) -> Emitted:
-    """kind: of the optimizer, sgd, adam or adamw. fresh: the optimizer has no state yet."""
-    return _Emitter(step, predict, lasting, groups, kind, fresh).run()
+    """kind: of the optimizer, sgd, adam or adamw. fresh: the optimizer has no state yet. keep_every: steps between two
+    copies in flash; 0 keeps none."""
+    return _Emitter(step, predict, lasting, groups, kind, fresh, keep_every).run()
 
 
 class _Emitter:
     def __init__(
-        self, step: Part, predict: Part | None, lasting: list[Lasting], groups: list[Settings], kind: str, fresh: bool
+        self,
+        step: Part,
+        predict: Part | None,
+        lasting: list[Lasting],
+        groups: list[Settings],
+        kind: str,
+        fresh: bool,
+        keep_every: int,
     ) -> None:
+        self.keep_every = keep_every
         self.step, self.predict, self.lasting, self.groups, self.kind = step, predict, lasting, groups, kind
         self.optimizer = "sgd" if kind == "sgd" else "adam"
         graph = step.graph
@@ -190,7 +206,7 @@ class _Emitter:
         yield from (f"    {self._settings(given)}," for given in self.groups)
         yield "};"
         yield "uint32_t model_seed = 0;"
-        yield "static uint32_t step_number = 0; /* of the step that runs: the first is 1 */"
+        yield "uint32_t step_number = 0; /* of the step that runs: the first is 1 */"
         yield ""
 
     def _count(self, item: Lasting) -> str:
@@ -362,14 +378,18 @@ class _Emitter:
             f"enum {{ BATCH = {self.batch}, MODEL_TENSORS = {changing}, MODEL_INPUTS = {len(inputs)} }};",
             f"enum {{ MODEL_BATCH_BYTES = {sum(item.n_bytes for item in inputs)} }};",
             "enum { MODEL_OK = 0, MODEL_BAD_LABEL = 1 };",
-            f"#define MODEL_PREDICTS {int(self.predict is not None)}", "",
+            f"#define MODEL_PREDICTS {int(self.predict is not None)}",
+            "/* Steps between two copies in flash (checkpoint.h); 0: none are kept. */",
+            f"#define MODEL_KEEPS_EVERY {self.keep_every}", "",
             "/* The batch: to be filled before train_step and predict. */",
             *(f"extern {item.c_type} {item.c_name}[{self._count(item)}];" for item in inputs),
             "typedef struct {", "    void *data;", "    uint32_t n_bytes;", "} model_input;",
             "extern const model_input model_inputs[MODEL_INPUTS];", "",
             "/* The optimizer's settings, one for each of its groups, and the seed of dropout: may be changed. */",
             f"extern {self.optimizer}_settings settings[{len(self.groups)}];",
-            "extern uint32_t model_seed;", "",
+            "extern uint32_t model_seed;",
+            "/* Steps done; while one runs, its own is counted. */",
+            "extern uint32_t step_number;", "",
             "/* Gives everything that a step changes its first value. To be called first. */",
             "void model_init(void);",
             "/* One step on the batch: forward, backward, update.",

@@ -32,6 +32,8 @@ CODES = {
     4: "a label is no class",
     5: "an access that the board does not allow: a stray write, or the stack has overflowed",
     6: "the stack was used to its end",
+    7: "the flash does not keep what is written to it",
+    9: "the power was cut in a trial",
     16: "this processor lacks the vectors that the program was built for (make fast VECTORS= builds it without)",
 }
 _TRAIN, _PREDICT = 0, 1
@@ -54,6 +56,7 @@ class Run:
     tensors:   everything that a step changes, after the last step, by name, in PyTorch's layout.
     gradients: of a debug build: for each step, by the name of the parameter.
     results:   when predicting: one tensor a batch.
+    steps_before: done before this run, by one whose copy in flash it started from; losses, gradients: of the rest.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
     resident_bytes: the most that was resident at once, as Linux counts it; None where an emulator runs the program.
     instructions: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
@@ -68,6 +71,7 @@ class Run:
     stack_used_bytes: int = 0
     resident_bytes: int | None = None
     instructions_by: Mapping[str, int] = field(default_factory=dict)
+    steps_before: int = 0
     time_s: float = field(default=0.0, compare=False)
 
     @property
@@ -87,28 +91,41 @@ def run_firmware(
     predict: bool = False,
     compiler: str | None = None,
     threads: int | None = None,
+    flash: str | Path | None = None,
     progress: Progress | None = None,
     time_limit_s: float = 600.0,
 ) -> Run:
     """Build the program and run it over the batches.
 
     threads:  of a fast program; one for each core where it is not given.
+    flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest
+    and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
     progress: is told of each step's number and loss while the program runs.
     """
     project = load_project(folder)
+    if flash is not None and not project["keep_every"]:
+        raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every (--keep-every)")
     built = build(folder, variant, compiler=compiler)
     with tempfile.TemporaryDirectory(prefix="edgetrain-firmware-") as place:
         where = Path(place)
-        _write_batches(where / "batches.bin", project, batches, _PREDICT if predict else _TRAIN)
+        write_batches(where / "batches.bin", project, batches, predict=predict)
+        if flash is not None:
+            (where / "flash.bin").symlink_to(Path(flash).resolve())
         started = time.monotonic()
         environment = os.environ | ({} if threads is None else {"FIRMWARE_THREADS": str(threads)})
-        _execute(_command(project, built.program.resolve(), where), where, progress, time_limit_s, environment)
+        counted = _counted(where) if project["is_board"] else []
+        words = [*command(project, built.program.resolve()), *counted]
+        _execute(words, where, progress, time_limit_s, environment)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
 
 
-def _write_batches(file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], what: int) -> None:
+def write_batches(
+    file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], *, predict: bool = False
+) -> None:
+    """The file that main.c reads."""
     if not batches:
         raise UserError("there is no batch to run on")
+    what = _PREDICT if predict else _TRAIN
     content = [batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
     file.write_bytes(struct.pack("<4sIII", b"ETB1", what, len(content), len(content[0])) + b"".join(content))
 
@@ -131,7 +148,8 @@ def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tens
     return found
 
 
-def _command(project: dict[str, Any], program: Path, where: Path) -> list[str]:
+def command(project: dict[str, Any], program: Path) -> list[str]:
+    """What runs the program in the present folder, in its emulator if it needs one."""
     emulator = list(project["emulator"])
     if not emulator:
         return [str(program)]
@@ -139,9 +157,13 @@ def _command(project: dict[str, Any], program: Path, where: Path) -> list[str]:
     if not project["is_board"]:
         return [*emulator, str(program)]
     console = ["-display", "none", "-monitor", "none", "-serial", "none"]
+    clock = ["-icount", "shift=0"]  # an instruction is a nanosecond of the board's time, whatever it takes here
     files = ["-semihosting-config", "enable=on,target=native"]
-    count = ["-plugin", f"{_counter(where)},out={_COUNTS}"]
-    return [*emulator, *console, *files, *count, "-kernel", str(program)]
+    return [*emulator, *console, *clock, *files, "-kernel", str(program)]
+
+
+def _counted(where: Path) -> list[str]:
+    return ["-plugin", f"{_counter(where)},out={_COUNTS}"]
 
 
 def _counter(where: Path) -> Path:
@@ -207,7 +229,7 @@ def _tell(file: Path, told: int, progress: Progress | None) -> int:
 def _read(
     project: dict[str, Any], built: Built, where: Path, steps: int, variant: Variant, predict: bool, time_s: float
 ) -> Run:
-    _, arena, stack = struct.unpack("<III", (where / "report.bin").read_bytes())
+    _, arena, stack, before = struct.unpack("<IIII", (where / "report.bin").read_bytes())
     losses: tuple[float, ...] = ()
     results: tuple[np.ndarray[Any, np.dtype[np.float32]], ...] = ()
     if predict:
@@ -216,11 +238,11 @@ def _read(
         losses = tuple(np.frombuffer((where / "losses.bin").read_bytes(), dtype=np.float32).tolist())
     gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
     if variant not in SILENT and not predict:
-        gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), steps))
+        gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), max(steps - before, 0)))
     tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
     counted = _instructions(project, built.program, where / _COUNTS)
     resident = None if project["emulator"] else _resident_bytes(where / "resident.txt")
-    return Run(built, losses, tensors, gradients, results, arena, stack, resident, counted, time_s)
+    return Run(built, losses, tensors, gradients, results, arena, stack, resident, counted, before, time_s)
 
 
 def _resident_bytes(file: Path) -> int | None:

@@ -7,6 +7,7 @@ In:  a lowered graph (`et.lower_for_firmware`), its plan, the model and the opti
     kernels/             the kernels that they call, and no others
     weights.bin          first values; weights.S puts them into the program
     main.c, board/       a program that trains on batches from a file, and what it asks of its machine
+    checkpoint.c         where copies are kept in flash: two, of which one is always whole
     Makefile, README.md, project.json
 
 Everything that can be wrong is found before anything is written. The folder is put in its place when it is complete.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +27,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from edgetrain.errors import Infeasible, UserError
+from edgetrain.errors import UserError
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Lasting, Part, emit, lasting_tensors
-from edgetrain.firmware.fit import infeasible, own_bytes
+from edgetrain.firmware.fit import infeasible, own_bytes, require_flash
 from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
 from edgetrain.firmware.lowering import WORD_BYTES
-from edgetrain.firmware.target import Placed, Target, load_target, place
+from edgetrain.firmware.target import Kept, Placed, Target, keep, load_target, place
 from edgetrain.graph import optimizers
 from edgetrain.graph.capture import capture_inference
 from edgetrain.graph.ir import Graph, Source
@@ -42,7 +44,9 @@ from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.validate import validate
 
-SCHEMA = 1
+SCHEMA = 2
+# The most that the optimizer's settings take for each group, and what else of a run a copy holds beside its tensors.
+_SETTINGS_BYTES, _RUN_BYTES = 64, 8
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Project:
 
     ram_bytes: what lasts, the batch and the arena; the stack and the program's own few variables come on top.
     frozen_bytes: weights that the step does not change, which lie in flash.
+    kept_bytes:   what two copies of all that changes take of flash, in whole pages; 0 where none are kept.
     """
 
     folder: Path
@@ -61,6 +66,7 @@ class Project:
     lasting_bytes: int
     frozen_bytes: int
     weights_bytes: int
+    kept_bytes: int = 0
 
     @property
     def ram_bytes(self) -> int:
@@ -76,11 +82,16 @@ def export(
     target: str | Path | Target,
     out: str | Path,
     predict: bool = True,
+    keep_every: int | None = None,
 ) -> Project:
     """Write the C project of a planned step.
 
-    predict: with a function that gives the model's results, in eval mode, for a batch of the same size.
+    predict:    with a function that gives the model's results, in eval mode, for a batch of the same size.
+    keep_every: steps between two copies in flash of all that the run changes. There are two of them, one of which is
+                whole whenever the power is lost, and the program goes on from the newest. None: it starts afresh.
     """
+    if keep_every is not None and (type(keep_every) is not int or not 1 <= keep_every < 2**32):
+        raise UserError("keep_every is wrong", expected="a number of steps, 1 or more", received=repr(keep_every))
     chosen = load_target(target)
     folder = _new_folder(Path(out))
     _require_lowered(graph)
@@ -89,20 +100,24 @@ def export(
     step = Part(graph, plan, arena_of(graph, plan))
     predicting = _prediction(graph, model) if predict else None
     lasting, weights = _with_values(lasting_tensors(graph), graph, model, optimizer)
-    project = _project(folder, chosen, step, predicting, lasting, weights)
-    placed = _require_room(chosen, project, graph)
+    copy_bytes = None if keep_every is None else _copy_bytes(lasting, optimizer)
+    kept = None if copy_bytes is None else keep(chosen, copy_bytes)
+    project = _project(folder, chosen, step, predicting, lasting, weights, kept)
+    placed = _require_room(chosen, project, graph, lasting, copy_bytes)
     groups = [update.settings(optimizers.kind_of(optimizer), group) for group in optimizer.param_groups]
     emitted = emit(
         step, predicting, lasting, groups, kind=optimizers.kind_of(optimizer), fresh=not optimizer.state,
+        keep_every=keep_every or 0,
     )  # fmt: skip
+    model_key = zlib.crc32(weights, zlib.crc32(emitted.source.encode()))
     files: dict[str, str | bytes] = {
         "model.c": emitted.source,
         "model.h": emitted.header,
         "weights.bin": weights,
-        "project.json": json.dumps(_described(project, chosen, step, lasting), indent=1) + "\n",
+        "project.json": json.dumps(_described(project, chosen, step, lasting, keep_every or 0), indent=1) + "\n",
         "README.md": _readme(project, chosen, step),
         **{f"kernels/{name}": (FOLDER / name).read_text() for name in files_of(emitted.kernels)},
-        **board_files.files(chosen, placed, emitted.kernels),
+        **board_files.files(chosen, placed, emitted.kernels, kept, model_key),
     }
     _write(folder, files)
     return project
@@ -223,8 +238,20 @@ def from_memory(data: bytes, shape: Sequence[int], dtype: str) -> torch.Tensor:
 # ---- does it fit?
 
 
+def _copy_bytes(lasting: list[Lasting], optimizer: torch.optim.Optimizer) -> int:
+    """What a copy in flash holds: every tensor that changes but the batch, settings, seed and step."""
+    tensors = sum(item.n_bytes for item in lasting if item.changes and item.role != "input")
+    return tensors + _SETTINGS_BYTES * len(optimizer.param_groups) + _RUN_BYTES
+
+
 def _project(
-    folder: Path, target: Target, step: Part, predicting: Part | None, lasting: list[Lasting], weights: bytes
+    folder: Path,
+    target: Target,
+    step: Part,
+    predicting: Part | None,
+    lasting: list[Lasting],
+    weights: bytes,
+    kept: Kept | None,
 ) -> Project:
     arenas: list[Arena] = [step.arena] + ([predicting.arena] if predicting is not None else [])
     return Project(
@@ -236,20 +263,18 @@ def _project(
         lasting_bytes=sum(item.n_bytes for item in lasting if item.changes),
         frozen_bytes=sum(item.n_bytes for item in lasting if not item.changes),
         weights_bytes=len(weights),
+        kept_bytes=0 if kept is None else kept.n_bytes,
     )
 
 
-def _require_room(target: Target, project: Project, graph: Graph) -> Placed | None:
+def _require_room(
+    target: Target, project: Project, graph: Graph, lasting: list[Lasting], copy_bytes: int | None
+) -> Placed | None:
     """Where things lie; Infeasible where they do not fit. Linux gives what it has."""
     if not target.is_board:
         return None
-    flash = target.flash
-    if flash is not None and project.weights_bytes > flash.n_bytes:
-        raise Infeasible(
-            f"the weights take {project.weights_bytes} bytes, and the flash of {target.device.name} has "
-            f"{flash.n_bytes}\n  next step: a narrower model (width), or another target",
-            smallest_bytes=project.weights_bytes, bound_bytes=project.weights_bytes,
-        )  # fmt: skip
+    state_bytes = sum(item.n_bytes for item in lasting if item.role == "state" and item.offset is not None)
+    require_flash(graph, target, weights_bytes=project.weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
     placed = place(target, arena_bytes=project.arena_bytes, rest_bytes=project.lasting_bytes)
     if placed is not None:
         return placed
@@ -259,7 +284,7 @@ def _require_room(target: Target, project: Project, graph: Graph) -> Placed | No
 # ---- files
 
 
-def _described(project: Project, target: Target, step: Part, lasting: list[Lasting]) -> dict[str, Any]:
+def _described(project: Project, target: Target, step: Part, lasting: list[Lasting], keep_every: int) -> dict[str, Any]:
     """What build, emulate and the comparison with PyTorch need to know."""
     graph = step.graph
 
@@ -284,6 +309,8 @@ def _described(project: Project, target: Target, step: Part, lasting: list[Lasti
         "lasting_bytes": project.lasting_bytes,
         "frozen_bytes": project.frozen_bytes,
         "weights_bytes": project.weights_bytes,
+        "kept_bytes": project.kept_bytes,
+        "keep_every": keep_every,
         "compiler": target.firmware.compiler,
         "emulator": list(target.firmware.emulator),
         "is_board": target.is_board,
@@ -293,8 +320,15 @@ def _described(project: Project, target: Target, step: Part, lasting: list[Lasti
     }
 
 
+_KEPT = """
+It keeps two copies in flash of all that it changes (checkpoint.c), and starts from the newest that is whole: flash.bin
+in the emulator and on Linux. On the board that takes a driver, board/flash_board.c, which does what board/flash.h says.
+"""
+
+
 def _readme(project: Project, target: Target, step: Part) -> str:
     graph, plan = step.graph, step.plan
+    kept = "" if not project.kept_bytes else _KEPT
     batch = ", ".join(f"{graph.tensors[t]}" for t in graph.inputs)
     return f"""# A training step of {graph.about.get("model", "a model")} for {target.device.name}
 
@@ -308,6 +342,7 @@ Plan: {plan.planner}, {len(plan.order)} ops, {len(plan.recomputed)} of them comp
 | weights, state and batch in RAM | {project.lasting_bytes} |
 | weights that are not trained, in flash | {project.frozen_bytes} |
 | first values, in flash | {project.weights_bytes} |
+| two copies of what changes, in flash | {project.kept_bytes} |
 
     make            build/firmware
     make debug      the same, which writes every gradient to shown.bin
@@ -317,7 +352,7 @@ Plan: {plan.planner}, {len(plan.order)} ops, {len(plan.recomputed)} of them comp
 The program reads batches.bin in the present folder, trains, and writes losses.bin, trained.bin and report.bin: main.c
 says how they look. In a program of your own: fill the inputs that model.h names, call model_init once and train_step
 for each batch.
-"""
+{kept}"""
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:

@@ -43,7 +43,7 @@ def fast_files(target: Target, kernels: Sequence[str]) -> dict[str, str | bytes]
 
 
 def fast_objects(kernels: Sequence[str]) -> list[str]:
-    """What the fast program is linked from, beside what both have; without endings."""
+    """The kernels that the fast program is linked from, without endings."""
     fast = [name for name in _names(kernels) if (FAST / f"{name}.c").exists()]
     slow = files_of([name for name in kernels if name not in fast])
     return [f"kernels/fast/{name}" for name in fast] + [
@@ -51,14 +51,14 @@ def fast_objects(kernels: Sequence[str]) -> list[str]:
     ]
 
 
-def fast_rules(target: Target, kernels: Sequence[str]) -> str:
-    """The part of a Makefile that builds the fast program."""
+def fast_rules(target: Target, kernels: Sequence[str], others: Sequence[str]) -> str:
+    """The part of a Makefile that builds the fast program. others: what it is linked from beside kernels."""
     if target.is_board:
         return ""
     return f"""
 # The same model on all cores, in vectors. VECTORS=-march=native builds it for this machine alone.
 VECTORS := {" ".join(target.firmware.fast_flags)}
-FAST := main model {" ".join(fast_objects(kernels))} board/{target.board}
+FAST := {" ".join([*others, *fast_objects(kernels)])}
 PROGRAMS := build/firmware_fast build/firmware_fast_debug build/firmware_fast_sanitize build/firmware_fast_races
 
 fast: build/firmware_fast

@@ -4,8 +4,10 @@ In:  a lowered graph, a target. Out: a plan whose arena fits, recomputing where 
 
     RAM of a step     what lasts and changes (weights, state, the batch) + the arena;  weights that are frozen: flash
     levers            a batch of one sample │ recomputing │ an optimizer without state │ the last layer alone
+    flash             code + first values + two copies of what changes;  levers: no copies │ no state │ the last layer
 
-A lever's number is the RAM of the step with that change alone, predicted from the graph as a plan's peak is.
+A lever's number is the RAM of the step with that change alone, predicted from the graph as a plan's peak is; or the
+flash of the program, with an allowance for its code.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from edgetrain.costs.model import model_costs
 from edgetrain.errors import Infeasible
 from edgetrain.firmware.arena import arena_of
 from edgetrain.firmware.lowering import WORD_BYTES, live_ops
-from edgetrain.firmware.target import OWN_BYTES, Target
+from edgetrain.firmware.target import OWN_BYTES, Target, keep, paged_bytes
 from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
 from edgetrain.plan.budget import Budget, show_bytes
@@ -28,6 +30,8 @@ from edgetrain.plan.planning import plan as plan_under
 from edgetrain.plan.planning import smallest_by
 from edgetrain.plan.problem import problem
 
+# Allowed for code, startup and the C library; the linker judges what there is.
+CODE_BYTES = 32 * 1024
 _TRIES = 4  # plans that are tried until the layout of one fits
 
 
@@ -37,6 +41,14 @@ class Lever:
 
     what: str
     ram_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlashLever:
+    """A change of the program, and the flash that it would take then."""
+
+    what: str
+    flash_bytes: int
 
 
 def plan_for(graph: Graph, target: Target, *, memory_bytes: int | None = None, time_limit_s: float = 10.0) -> Plan:
@@ -195,3 +207,68 @@ def training_only(graph: Graph, parameters: set[int]) -> Graph:
     read = {graph.tensors[t].storage for op in smaller.ops for t in op.reads}
     sources = {t: s for t, s in graph.sources.items() if graph.role(t) != "state" or graph.tensors[t].storage in read}
     return compact(replace(smaller, sources=sources))
+
+
+# ---- flash
+
+
+def require_flash(
+    graph: Graph, target: Target, *, weights_bytes: int, copy_bytes: int | None, state_bytes: int = 0
+) -> None:
+    """Infeasible where a program does not fit the flash of its board.
+
+    weights_bytes: of first values, state_bytes of them of the optimizer's state. copy_bytes: what a copy in flash
+    holds; None where none are kept.
+    """
+    flash = target.flash
+    if flash is None:
+        return
+    kept = _two_copies(target, copy_bytes)
+    need, paged = CODE_BYTES + weights_bytes + kept, paged_bytes(target)
+    if need <= flash.n_bytes and kept <= paged:
+        return
+    copies = f", {kept} of two copies of what changes" if kept else ""
+    pages = f"; copies can take the last {paged} of them" if kept > paged else ""
+    found = flash_levers(graph, target, weights_bytes=weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
+    tried = "".join(f"\n    {lever.what}: {lever.flash_bytes} bytes" for lever in found if lever.flash_bytes < need)
+    raise Infeasible(
+        f"this program takes {need} bytes of flash; {target.device.name} has {flash.n_bytes}{pages}\n"
+        f"  what stands in the way: {weights_bytes} bytes of first values{copies}, {CODE_BYTES} allowed for code"
+        + (f"\n  what would help, each by itself:{tried}" if tried else "")
+        + "\n  next step: a narrower model (--width) has fewer weights; one that is frozen takes as much of flash",
+        smallest_bytes=need, bound_bytes=CODE_BYTES + weights_bytes,
+    )  # fmt: skip
+
+
+def flash_levers(
+    graph: Graph, target: Target, *, weights_bytes: int, copy_bytes: int | None, state_bytes: int = 0
+) -> list[FlashLever]:
+    """Least flash first."""
+    found = _flash_levers(graph, target, weights_bytes, copy_bytes, state_bytes)
+    return sorted(found, key=lambda lever: lever.flash_bytes)
+
+
+def _flash_levers(
+    graph: Graph, target: Target, weights_bytes: int, copy_bytes: int | None, state_bytes: int
+) -> Iterator[FlashLever]:
+    now = CODE_BYTES + weights_bytes
+    state = graph.bytes_by_role()["state"]
+    if state and (copy_bytes is not None or state_bytes):
+        copies = _two_copies(target, None if copy_bytes is None else copy_bytes - state)
+        yield FlashLever("SGD without momentum", now - state_bytes + copies)
+    if copy_bytes is None:
+        return
+    yield FlashLever("no copies in flash", now)
+    last = last_layer(graph)
+    if len(last) < len(graph.gradients):
+        names = sorted({graph.tensors[p].name.rpartition(".")[0] for p in last})
+        less = _changing_bytes(graph) - _changing_bytes(training_only(graph, last))
+        yield FlashLever(f"training {', '.join(names)} alone", now + _two_copies(target, copy_bytes - less))
+
+
+def _changing_bytes(graph: Graph) -> int:
+    return lasting_bytes(graph) - graph.bytes_by_role()["input"]
+
+
+def _two_copies(target: Target, copy_bytes: int | None) -> int:
+    return 0 if copy_bytes is None else keep(target, copy_bytes).n_bytes

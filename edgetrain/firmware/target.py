@@ -1,10 +1,11 @@
 """What firmware is built for: a device whose file says how, and where things lie in its memory.
 
 In:  the name of a target ("nrf52840", "linux-x86_64"), or the path of a device file of your own.
-Out: `Target`; and `place`: which region holds the arena, and which the rest.
+Out: `Target`; `place`: which region holds the arena, and which the rest; `keep`: where copies lie in flash.
 
     RAM of a microcontroller        stack | .data | what lasts, the batch | the arena | free
                                     ↑ grows down: past its end is no RAM, and the MPU stops it there
+    its flash                       code | first values | free | copy | copy     the copies in whole pages, at its end
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from edgetrain.errors import UserError
 
 # What .data and .bss of a program hold beside the model: the board's own few variables.
 OWN_BYTES = 256
+# Pages of the file that is flash on Linux.
+FILE_PAGE_BYTES = 4096
+# Of a copy in flash, beside the data: a line for the commit word, and one for the head.
+_COPY_BYTES = 2 * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,41 @@ class Placed:
     @property
     def apart(self) -> bool:
         return self.arena != self.rest
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Two copies in flash. address: of the first on the board; 0 on Linux, where they lie in a file."""
+
+    address: int
+    page_bytes: int
+    slot_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return 2 * self.slot_bytes
+
+
+def keep(target: Target, data_bytes: int) -> Kept:
+    """Where two copies of so many bytes lie: at the end of flash, in pages that are theirs alone. Whether the flash has
+    so many is not asked here."""
+    regions = target.device.memory.flash if target.is_board else ()
+    region = max(regions, key=lambda region: region.address or 0, default=None)
+    if target.is_board and (region is None or region.page_bytes is None):
+        raise UserError(
+            f"{target.device.name} has no flash that it is known how to erase", expected="page_bytes of its flash",
+            next_step="export without copies in flash, or give page_bytes in a device file of your own",
+        )  # fmt: skip
+    page_bytes = FILE_PAGE_BYTES if region is None or region.page_bytes is None else int(region.page_bytes.value)
+    slot_bytes = -(-(data_bytes + _COPY_BYTES) // page_bytes) * page_bytes
+    end = 0 if target.flash is None else target.flash.address + target.flash.n_bytes
+    return Kept(max(end - 2 * slot_bytes, 0), page_bytes, slot_bytes)
+
+
+def paged_bytes(target: Target) -> int:
+    """How much of the end of flash is in pages of the size that copies are kept in."""
+    region = max(target.device.memory.flash, key=lambda region: region.address or 0)
+    return int((region.paged_bytes or region.n_bytes).value)
 
 
 def emulated(target: Target, memory: Memory) -> Memory:

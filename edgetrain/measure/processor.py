@@ -21,6 +21,8 @@ import torch
 
 from edgetrain.errors import UserError
 
+_AT_START = frozenset(os.sched_getaffinity(0))  # what this process was given
+
 
 @dataclass(frozen=True)
 class Processor:
@@ -65,6 +67,11 @@ def using(asked: Processor, *, root: Path = Path("/")) -> Iterator[Processor]:
         if asked.frequency_hz is not None:
             after.enter_context(_held_at(asked.frequency_hz, cores, root))
         yield Processor(torch.get_num_threads(), cores, asked.frequency_hz)
+
+
+def spare_cores() -> tuple[int, ...]:
+    """Those that this process was given and does not use now: a sampler on them takes nothing from the training."""
+    return tuple(sorted(_AT_START - os.sched_getaffinity(0)))
 
 
 def _require_cores(asked: tuple[int, ...], there: tuple[int, ...]) -> None:

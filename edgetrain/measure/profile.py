@@ -48,7 +48,7 @@ _NOT_HAD: Origin = "unavailable"
 Summary = dict[str, Value]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """memory: the bytes at each op of one step, and what is alive at the peak."""
 
@@ -65,6 +65,15 @@ class Profile:
     @property
     def summary(self) -> Summary:
         return dict(self.record.summary)
+
+    def __repr__(self) -> str:
+        """The headlines; the rest is thousands of numbers."""
+        told = [f"Profile in {self.folder}"]
+        for name in ("step_time_s", "peak_bytes", "energy_per_step_j"):
+            value = self.record.summary.get(name)
+            if value is not None and value.value is not None:
+                told.append(f"{name} {value.value:.4g} ({value.origin})")
+        return ", ".join(told)
 
 
 def profile(

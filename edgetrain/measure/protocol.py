@@ -52,7 +52,7 @@ class Protocol:
     steps: int = 50
     idle_s: float = 3.0
     period_s: float = 0.01
-    rounds: int = 6
+    rounds: int = 12
     most_warm_up: int = MOST_WARM_UP
     seed: int = 0
 
@@ -162,24 +162,19 @@ def _blocks(
     on_progress: Callable[[Progress], None],
 ) -> dict[Way, tuple[float, ...]]:
     """Steps without measuring, with sampling, with sampling and tracing, taking turns."""
+    if not how.rounds:
+        return {}
     found: dict[Way, list[float]] = {way: [] for way in WAYS}
-    length = max(2, round(LEAST_BLOCK_S / step_s))
+    length = max(1, round(LEAST_BLOCK_S / step_s))
     shuffle = random.Random(how.seed)
-    for number in range(how.rounds):
-        order = list(WAYS)
-        shuffle.shuffle(order)
-        for way in order:
-            found[way].append(_block(step, batch, sources, how.period_s, way, length))
-        on_progress(Progress("overhead", number + 1, how.rounds))
-    return {way: tuple(times) for way, times in found.items()} if how.rounds else {}
-
-
-def _block(
-    step: Step, batch: Sequence[Any], sources: Sequence[Source], period_s: float, way: Way, length: int
-) -> float:
-    if way == "nothing":
-        return statistics.median(_timed(step, batch) for _ in range(length))
     with tempfile.TemporaryDirectory(prefix="edgetrain-overhead-") as scratch:
-        run: Callable[..., Any] = Tracer(step, Path(scratch)) if way == "tracing" else step
-        with Sampler(sources, scratch, period_s):
-            return statistics.median(_timed(run, batch) for _ in range(length))
+        tracer = Tracer(step, Path(scratch))
+        tracer(*batch)  # the first one also writes down what the ops are
+        runs: dict[Way, Callable[..., Any]] = {"nothing": step, "sampling": step, "tracing": tracer}
+        with Sampler(sources, scratch, how.period_s) as sampler:
+            for number in range(how.rounds):
+                for way in shuffle.sample(WAYS, len(WAYS)):
+                    (sampler.pause if way == "nothing" else sampler.resume)()
+                    found[way].append(statistics.median(_timed(runs[way], batch) for _ in range(length)))
+                on_progress(Progress("overhead", number + 1, how.rounds))
+    return {way: tuple(times) for way, times in found.items()}

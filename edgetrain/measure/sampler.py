@@ -19,6 +19,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from typing import IO, Any
 
 import edgetrain.measure
 from edgetrain.errors import InternalError, UserError
+from edgetrain.measure.processor import spare_cores
 from edgetrain.measure.sampling import Paced, Read, Summary, Task
 from edgetrain.measure.sensors import Source, find
 
@@ -98,9 +100,16 @@ class Sampler:
         assert self._process is not None
         return self._process.pid
 
+    def pause(self) -> None:
+        """Stop reading at once; the ticks until `resume` are missed."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def __enter__(self) -> Sampler:
         """Return when sampling has begun."""
-        data = pickle.dumps(replace(self.task, parent=os.getpid()))
+        data = pickle.dumps(replace(self.task, parent=os.getpid(), cores=spare_cores()))
         package = str(Path(edgetrain.measure.__file__).parent.parent)
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -124,6 +133,7 @@ class Sampler:
     ) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
+        self.resume()
         with contextlib.suppress(OSError):
             self._process.stdin.write(b"stop")
             self._process.stdin.close()

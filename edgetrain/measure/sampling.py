@@ -22,6 +22,7 @@ and without NumPy (see `sampler.py`): whatever it imports must stay so.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import json
@@ -40,8 +41,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgetrain.measure.sensors import process_time
+from edgetrain.measure.batched_ticks import BatchedTicks, possible
+from edgetrain.measure.pacing import costs_s, pace, share, slow_down, useful
 from edgetrain.measure.sensors.source import Source
+from edgetrain.native.ticks import load
 
 FORMAT, SCHEMA = "edgetrain samples", 1
 SAMPLES, SUMMARY = "samples.bin", "samples.json"
@@ -54,15 +57,9 @@ LEAST_DELIVERED, MOST_LATE_S, MOST_CORE = 0.99, 0.002, 0.015
 _FLUSH_NS = 1_000_000_000
 _RETRY_READS = 9  # a source that is gone is left alone for so many reads
 _MOST_NOTES = 50
-_READS_SHARE = 0.006  # of one core, for all reads together; what is left of 1.5 % pays for waking up and writing
-_LITTLE_SHARE = 0.003  # reads that take no more than this are not what makes a sampler dear
-_CHEAP_S = 20e-6  # a read: to read such a source less often saves little
-_TELLING_MAY = 8  # times what another source may take
-_SLOWEST = 32  # a source is read once in so many ticks at least
-_POWER = {"J", "W", "A", "V"}
+_LITTLE_SHARE = 0.002  # reads that take no more than this are not what makes a sampler dear
 _BIN_NS, _BINS = 10_000, 10_000  # lateness in bins of 10 µs up to 100 ms
 _LATEST_NS = _BIN_NS * _BINS
-_PAUSE_NS = 5_000_000
 _PLACES = 4096  # random places of ticks, then they come again
 _JUMP_NS = 20_000_000  # a clock that is only adjusted gains 0.5 ms a second at most
 
@@ -77,13 +74,18 @@ class Paced:
 
 @dataclass(frozen=True)
 class Task:
-    """What a sampler is told. seed: of the random places of the ticks."""
+    """What a sampler is told. seed: of the random places of the ticks. cores: to run on; none: any."""
 
     sources: tuple[Paced, ...]
     folder: str
     period_ns: int
     seed: int
     parent: int
+    in_c: bool = True  # where the library is there
+    cores: tuple[int, ...] = ()
+
+    def library(self) -> ctypes.CDLL | None:
+        return load() if self.in_c else None
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Series:
 
     def __init__(self, number: int, asked: Paced, cost_s: float, period_ns: int) -> None:
         self.number, self.source, self.cost_s = number, asked.source, cost_s
-        self.every, self.free = asked.every or _useful(asked.source, period_ns), asked.every is None
+        self.every, self.free = asked.every or useful(asked.source, period_ns), asked.every is None
         self.row = struct.Struct(f"<qq{len(self.source.channels)}d")
         room = 2 * _FLUSH_NS // (period_ns * self.every) + 2
         self.buffer, self.place = bytearray(BLOCK.size + room * self.row.size), BLOCK.size
@@ -211,6 +213,19 @@ class Series:
             self._pack_what_is_there(before, after, values, notes)
         except Exception as error:  # whatever a source does, sampling goes on
             self._nothing(before, now_ns(), f"{type(error).__name__}: {error}", notes)
+        self.place += self.size
+        self.reads += 1
+
+    def take(self, before: int, after: int, values: Sequence[float | None], notes: Notes) -> None:
+        """The same for values that were read elsewhere."""
+        if self.wait:
+            self.wait -= 1
+            return
+        try:
+            self.pack(self.buffer, self.place, before, after, *values)
+            self.gone = False
+        except (struct.error, OverflowError):
+            self._pack_what_is_there(before, after, values, notes)
         self.place += self.size
         self.reads += 1
 
@@ -279,10 +294,15 @@ class Stop:
 
     reason: str | None = None
     parent: int | None = None
+    flag: ctypes.c_int = field(default_factory=ctypes.c_int)  # the same for C
+
+    def say(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.flag.value = 1
 
     def look(self) -> None:
         if self.parent is not None and self.reason is None and os.getppid() != self.parent:
-            self.reason = "parent ended"
+            self.say("parent ended")
 
 
 @dataclass
@@ -299,41 +319,55 @@ class Recorder:
     flushed_ns: int = 0
     flushed_cpu_ns: int = 0
 
-    def run(self, stop: Stop, places: Sequence[float]) -> str:
+    def run(self, stop: Stop, places: Sequence[float], library: ctypes.CDLL | None = None) -> str:
         """Sample until told to stop; the reason. places: where in the first half of their slots ticks lie, 0 to 1, over
-        and over. (One loop without calls that could be saved: see `Series`.)"""
-        now_ns, sleep_until = self.clock.now_ns, self.clock.sleep_until
-        ticks, bins, series, notes, period_ns = self.ticks, self.ticks.bins, self.series, self.notes, self.period_ns
-        offsets, turns = [int(place * period_ns / 2) for place in places], len(places)
-        first = now_ns()
+        and over. library: reads in C what it can."""
+        offsets = [int(place * self.period_ns / 2) for place in places]
+        first = self.clock.now_ns()
         self.flushed_ns, self.flushed_cpu_ns = first, self.clock.cpu_ns()
         self.offset_ns = self.clock.wall_ns() - first
+        batches = BatchedTicks(self, library, offsets) if library is not None and possible(self.series) else None
         slot = 0
         while True:
-            due = first + slot * period_ns + offsets[slot % turns]
-            sleep_until(due)
-            woke = now_ns()
-            if stop.reason is not None:
-                ticks.due = slot
-                return stop.reason if self._flush() else "disk"
-            late = woke - due if woke > due else 0  # a sleep is rounded to a nanosecond or two
-            bins[late // _BIN_NS if late < _LATEST_NS else _BINS] += 1
-            if late > ticks.most_ns:
-                ticks.most_ns = late
-            passed = (woke - first) // period_ns
-            if passed > slot:  # its slot is over
-                slot = passed
-                continue
-            for one in series:
-                if (slot + one.number) % one.every == 0:  # not all of the slow ones at once
-                    one.sample(now_ns, notes)
-            slot += 1
-            ticks.delivered += 1
-            ticks.due = slot
-            if woke - self.flushed_ns >= _FLUSH_NS:
+            if batches is not None:
+                slot, whole = batches.run(stop, first, slot)
+            else:
+                slot, whole = self._tick(stop, first, slot, offsets[slot % len(offsets)])
+            if not whole or stop.reason is not None:
+                self.ticks.due = slot
+                return (stop.reason or "asked") if self._flush() else "disk"
+            if self.clock.now_ns() - self.flushed_ns >= _FLUSH_NS:
                 stop.look()
                 if not self._flush():
                     return "disk"
+
+    def _tick(self, stop: Stop, first: int, slot: int, offset: int) -> tuple[int, bool]:
+        """One tick in Python: the next slot, and whether to go on."""
+        due = first + slot * self.period_ns + offset
+        self.clock.sleep_until(due)
+        woke = self.clock.now_ns()
+        if stop.reason is not None:
+            return slot, False
+        passed = self.note(due, woke, first, slot)
+        if passed > slot:  # its slot is over
+            return passed, True
+        for one in self.series:
+            if (slot + one.number) % one.every == 0:  # not all of the slow ones at once
+                one.sample(self.clock.now_ns, self.notes)
+        return slot + 1, True
+
+    def note(self, due: int, woke: int, first: int, slot: int) -> int:
+        """Count a tick, and how late it came: the slot in which it did. A tick whose slot is over is not delivered."""
+        ticks = self.ticks
+        late = woke - due if woke > due else 0  # a sleep is rounded to a nanosecond or two
+        ticks.bins[late // _BIN_NS if late < _LATEST_NS else _BINS] += 1
+        if late > ticks.most_ns:
+            ticks.most_ns = late
+        passed = max(slot, (woke - first) // self.period_ns)
+        if passed == slot:
+            ticks.delivered += 1
+            ticks.due = slot + 1
+        return passed
 
     def _flush(self) -> bool:
         """Write what is there, and look whether all is well. False: the disk takes no more."""
@@ -367,60 +401,6 @@ class Recorder:
 def _disk(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return "the disk is full." if full else f"the samples cannot be written ({error.strerror or error})."
-
-
-# How often each source is read
-
-
-def pace(series: Sequence[Series], period_ns: int) -> None:
-    """Read the dear ones less often, until all reads together take no more than their share of a core."""
-    while share(series, period_ns) > _READS_SHARE and slow_down(series):
-        pass
-
-
-def share(series: Sequence[Series], period_ns: int) -> float:
-    """Of one core, that the reads take."""
-    return sum(one.cost_s / one.every for one in series) / (period_ns * 1e-9)
-
-
-def slow_down(series: Sequence[Series]) -> bool:
-    """Read the source that takes most half as often. What ops are told apart by may take several times what others do,
-    and is left alone where its reads are cheap. False: none is left."""
-    open_ = [one for one in series if one.free and one.every < _SLOWEST and not (_tells(one) and one.cost_s < _CHEAP_S)]
-    if open_:
-        max(open_, key=lambda one: one.cost_s / one.every / (_TELLING_MAY if _tells(one) else 1)).every *= 2
-    return bool(open_)
-
-
-def _tells(one: Series) -> bool:
-    return _tells_ops(one.source)
-
-
-def _useful(source: Source, period_ns: int) -> int:
-    """Every how many ticks a source says something new: a counter whose differences over less are mostly rounding is
-    read twice in that time."""
-    least_s = min((channel.least_window_s for channel in source.channels), default=0.0)
-    return max(1, min(round(least_s * 1e9 / period_ns / 2), _SLOWEST))
-
-
-def _tells_ops(source: Source) -> bool:
-    """Power and the CPU time of the process: what ops are told apart by."""
-    return source.name == process_time.NAME or any(channel.unit in _POWER for channel in source.channels)
-
-
-def _costs_s(sources: Sequence[Source], clock: Clock) -> list[float]:
-    """CPU seconds of one read of each: the median of five, after one that opens. With pauses as between ticks, because
-    caches that are warm would make reads look half as dear; in turns, because the first one finds them coldest."""
-    taken: list[list[int]] = [[] for _ in sources]
-    for turn in range(6):
-        clock.sleep_until(clock.now_ns() + _PAUSE_NS)
-        for n in range(len(sources)):
-            place = (n + turn) % len(sources)
-            before = clock.cpu_ns()
-            with contextlib.suppress(Exception):  # said where it is sampled
-                sources[place].read()
-            taken[place].append(clock.cpu_ns() - before)
-    return [sorted(costs[1:])[2] / 1e9 for costs in taken]
 
 
 # The process
@@ -466,7 +446,7 @@ def begin(task: Task, clock: Clock) -> list[Series]:
     for one in task.sources:
         with contextlib.suppress(Exception):  # said where it is sampled
             one.source.open()
-    costs = _costs_s([one.source for one in task.sources], clock)
+    costs = costs_s([one.source for one in task.sources], clock)
     series = [
         Series(number, one, cost, task.period_ns)
         for number, (one, cost) in enumerate(zip(task.sources, costs, strict=True))
@@ -486,7 +466,7 @@ def record(task: Task, stop: Stop, clock: Clock, ready: Callable[[], None]) -> S
         ready()
         gc.freeze()
         wall, cpu, started = clock.wall_ns() - clock.now_ns(), clock.cpu_ns(), clock.now_ns()
-        ended = recorder.run(stop, [draw.random() for _ in range(_PLACES)])
+        ended = recorder.run(stop, [draw.random() for _ in range(_PLACES)], task.library())
         elapsed, cpu_after = clock.now_ns() - started, clock.cpu_ns()
     finally:
         file.close()
@@ -542,7 +522,7 @@ def _resident_bytes() -> int | None:
 def _listen(stop: Stop) -> None:
     """Wait until the parent says stop or is gone (its end of the pipe closes); a stuck sensor does not outlive it."""
     told = os.read(0, 16)
-    stop.reason = stop.reason or ("asked" if told else "parent ended")
+    stop.say("asked" if told else "parent ended")
     time.sleep(3)
     os._exit(1)
 
@@ -553,9 +533,12 @@ def main() -> None:
     os.dup2(2, 1)  # a library may print
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
     stop = Stop()
-    signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "reason", stop.reason or "asked"))
+    signal.signal(signal.SIGTERM, lambda *_: stop.say("asked"))
     task: Task = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))  # from our own parent, over a pipe
     scheduling, stop.parent = _go_first(), task.parent
+    if task.cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, task.cores)
     threading.Thread(target=_listen, args=(stop,), daemon=True).start()
 
     def say(data: dict[str, Any]) -> None:

@@ -100,9 +100,11 @@ def _whole(head: str, rows: str) -> str:
 
 
 def side_by_side(runs: Sequence[tuple[str, Record]]) -> str:
-    """One column a run; beside each number of a later run, how many times the first run's it is."""
-    names = list(dict.fromkeys(name for _, record in runs for name in record.summary))
-    if len(runs) < 2 or not names:
+    """One column a run; beside each number of a later run, how many times the first run's it is. Nothing for runs that
+    have no value in common."""
+    told = [name for _, record in runs for name in record.summary]
+    names = list(dict.fromkeys(told))
+    if len(names) == len(told):
         return ""
     head = "".join(
         f'<th class="number"><a href="#run-{place}">{escape(clip(name, 60))}</a></th>'

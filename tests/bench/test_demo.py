@@ -35,6 +35,9 @@ def test_the_demo_compares_like_with_like(tmp_path: Path) -> None:
     assert charts["Tensors during one step of edgetrain"]["marks"] == [{"name": "budget 64 MB", "value": 64.0}]
     bars = {bar["name"]: bar["value"] for bar in charts["Growth of the process"]["bars"]}
     assert bars == {name: side.growth_bytes / 1e6 for name, side in result.sides.items()}
+    profiled = RunFolder(result.profile).load()
+    assert profiled.status == "finished"
+    assert profiled.summary["step_time_s"].value > 0  # type: ignore[operator]
 
 
 def result_of(ours: Side) -> DemoResult:
@@ -43,7 +46,7 @@ def result_of(ours: Side) -> DemoResult:
         CHANNELS_LAST: Side((2.0, 1.25), ("a", "c"), 1.0, 800),
         "edgetrain, 300MB": ours,
     }
-    return DemoResult(sides, Settings(), "a plan", 299_800_000, 5, exact=True, folder=Path())
+    return DemoResult(sides, Settings(), "a plan", 299_800_000, 5, exact=True, folder=Path(), profile=Path())
 
 
 def test_ratios_say_to_whom() -> None:

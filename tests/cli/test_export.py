@@ -76,6 +76,22 @@ def test_export_checks_itself_and_emulate_trains(run: Run) -> None:
     assert run("emulate", "fw", "--data", "digits", "--scalar", "--threads", 2)[0] == 1
 
 
+def test_a_run_goes_on_from_its_flash(run: Run) -> None:
+    code, out, err = run(*words("small", "linux-x86_64", "--keep-every", 2, "--json"))
+    assert code == 0, err
+    assert json.loads(out)["kept_bytes"] == 2 * 4096
+    go = ("emulate", "fw", "--data", "digits", "--flash", "flash.bin", "--steps")
+    code, out, err = run(*go, 3, "--json")
+    assert code == 0, err
+    first = json.loads(out)
+    code, out, _ = run(*go, 5, "--json")
+    rest = json.loads(out)
+    assert (rest["steps_before"], rest["steps"]) == (3, 2)
+    whole = json.loads(run("emulate", "fw", "--data", "digits", "--steps", 5, "--json")[1])
+    assert first["losses"] + rest["losses"] == whole["losses"]
+    assert "went on from step 5" in run(*go, 5)[1]
+
+
 def test_a_wrong_kernel_ends_with_an_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     planted = shutil.copytree(kernels.FOLDER, tmp_path / "kernels")
     source = planted / "max_pool2d.c"

@@ -58,6 +58,14 @@ class Everything(nn.Module):
         return result
 
 
+def tiny_cnn() -> nn.Module:
+    """Trains in 32 KB, with the state of Adam."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(24, 3),
+    )  # fmt: skip
+
+
 def frozen() -> nn.Module:
     """The first layers as they are, their batch norms by running statistics."""
     model = Everything()
@@ -96,6 +104,7 @@ NETS = {
     "lenet": Net(lenet, (1, 28, 28), 10),
     "autoencoder": Net(lambda: autoencoder(width=0.25), (1, 28, 28)),
     "mlp": Net(lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3)), (12,), 3),
+    "tiny_cnn": Net(tiny_cnn, (1, 10, 10), 3, samples=2),
     "everything": Net(Everything, (3, 17, 16), 5),
     "frozen": Net(frozen, (3, 16, 16), 5),
     "mobilenet_v2": Net(narrow_mobilenet, (3, 64, 64), 10, samples=2),
@@ -143,6 +152,7 @@ def make(
     *,
     optimizer: Optimizers = sgd,
     target: str = "linux-x86_64",
+    keep_every: int | None = None,
     planned: Callable[[Graph], Plan] = lambda graph: et.keep_all(graph, updates="final"),
     seed: int = 0,
 ) -> Made:
@@ -152,4 +162,5 @@ def make(
     updates = optimizer(trained)
     graph = et.lower_for_firmware(et.capture(model, net.loss, updates, net.batch(), use_cache=False))
     plan = planned(graph)
-    return Made(net, model, updates, graph, plan, et.export(graph, plan, model, updates, target=target, out=out))
+    project = et.export(graph, plan, model, updates, target=target, out=out, keep_every=keep_every)
+    return Made(net, model, updates, graph, plan, project)

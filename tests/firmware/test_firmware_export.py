@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from torch import nn
 import edgetrain as et
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.firmware.arena import arena_of
-from edgetrain.firmware.build import build, load_project
+from edgetrain.firmware.build import load_project
 from edgetrain.firmware.emulate import FirmwareFailed, run_firmware
 from edgetrain.firmware.target import load_target, place, target_names
 from edgetrain.graph.ir import Graph
@@ -239,24 +237,6 @@ def test_regions_that_touch_are_one_and_an_arena_lies_within_one() -> None:
 
 
 # ---- what the program itself refuses
-
-
-def program_on(made: Made, folder: Path, content: bytes) -> subprocess.CompletedProcess[bytes]:
-    (folder / "batches.bin").write_bytes(content)
-    program = build(made.project.folder, "sanitize").program.resolve()
-    return subprocess.run([str(program)], cwd=folder, capture_output=True)
-
-
-def test_the_program_never_reads_past_a_batch_that_is_too_short(mlp: Made, tmp_path: Path) -> None:
-    whole = b"ETB1" + (0).to_bytes(4, "little") + (2).to_bytes(4, "little") + (4 * 12 * 4 + 16).to_bytes(4, "little")
-    whole += bytes(2 * (4 * 12 * 4 + 16))
-    assert program_on(mlp, tmp_path, whole).returncode == 0
-    for content, code in ((whole[:-1], 3), (whole[: 16 + 100], 3), (whole[:15], 2), (b"", 2), (b"NOPE" + whole[4:], 2)):
-        done = program_on(mlp, tmp_path, content)
-        assert (done.returncode, done.stderr) == (code, b"")
-    os.remove(tmp_path / "batches.bin")
-    program = build(mlp.project.folder, "sanitize").program.resolve()
-    assert subprocess.run([str(program)], cwd=tmp_path, capture_output=True).returncode == 2
 
 
 def test_a_label_that_is_no_class_ends_the_run_and_changes_nothing(mlp: Made) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,22 @@ from firmware_nets import NETS, Net, adam, plain_sgd, sgd
 from torch import nn
 
 import edgetrain as et
+from edgetrain.devices.device import Quantity
 from edgetrain.errors import Infeasible
+from edgetrain.firmware.export import Project
 from edgetrain.firmware.fit import (
+    CODE_BYTES,
     arena_room,
     last_layer,
     lasting_bytes,
     levers,
     plan_for,
     ram_bytes,
+    require_flash,
     training_only,
     with_one_sample,
 )
-from edgetrain.firmware.target import load_target, place
+from edgetrain.firmware.target import Target, keep, load_target, place
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import broken_rules
 from edgetrain.plan.validate import validate
@@ -92,3 +97,64 @@ def test_infeasible_names_the_smallest_ram_and_what_would_help(tmp_path: Path) -
     assert "training classifier.4 alone" in str(told.value)
     with pytest.raises(Infeasible, match="50000 bytes were asked for"):
         plan_for(step(NETS["everything"]), load_target("linux-x86_64"), memory_bytes=50_000, time_limit_s=1)
+
+
+# ---- flash
+
+
+def small_flash(n_bytes: int, page_bytes: int = 4096) -> Target:
+    """An nrf52840 with less flash."""
+    target = load_target("nrf52840")
+    (region,) = target.device.memory.flash
+    source = "this test"
+    region = dataclasses.replace(
+        region, n_bytes=Quantity(n_bytes, source), page_bytes=Quantity(page_bytes, source),
+    )  # fmt: skip
+    memory = dataclasses.replace(target.device.memory, flash=(region,))
+    return dataclasses.replace(target, device=dataclasses.replace(target.device, memory=memory))
+
+
+def exported(target: Target, out: Path, optimizer: object, keep_every: int | None, only: str = "") -> Project:
+    torch.manual_seed(0)
+    model = NETS["everything"].build()
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith(only))
+    updates = optimizer([p for p in model.parameters() if p.requires_grad])  # type: ignore[operator]
+    graph = et.lower_for_firmware(et.capture(model, NETS["everything"].loss, updates, NETS["everything"].batch()))
+    plan = et.keep_all(graph, updates="final")
+    return et.export(graph, plan, model, updates, target=target, out=out, keep_every=keep_every)
+
+
+def test_a_program_that_does_not_fit_flash_says_what_would_do(tmp_path: Path) -> None:
+    board = load_target("nrf52840")
+    kept = exported(board, tmp_path / "kept", adam, 10)
+    need = CODE_BYTES + kept.weights_bytes + kept.kept_bytes
+    with pytest.raises(Infeasible, match="of two copies of what changes") as told:
+        exported(small_flash(need - 4096), tmp_path / "fw", adam, 10)
+    assert told.value.smallest_bytes == need
+    exported(small_flash(-(-need // 4096) * 4096), tmp_path / "fits", adam, 10)
+    # Each lever's number is what the changed program really is predicted to take.
+    said = dict(re.findall(r"^    (.*): (\d+) bytes$", str(told.value), re.MULTILINE))
+    none = exported(board, tmp_path / "none", adam, None)
+    assert int(said["no copies in flash"]) == CODE_BYTES + none.weights_bytes
+    plain = exported(board, tmp_path / "plain", plain_sgd, 10)
+    assert int(said["SGD without momentum"]) == CODE_BYTES + plain.weights_bytes + plain.kept_bytes
+    last = exported(board, tmp_path / "last", adam, 10, only="last.")
+    assert int(said["training last alone"]) == CODE_BYTES + kept.weights_bytes + last.kept_bytes
+    assert not (tmp_path / "fw").exists()
+
+
+def test_weights_that_alone_are_too_large_for_flash_have_no_lever_but_a_narrower_model(tmp_path: Path) -> None:
+    with pytest.raises(Infeasible, match="a narrower model") as told:
+        exported(small_flash(32 * 1024), tmp_path / "fw", adam, None)
+    assert "what would help" not in str(told.value)
+
+
+def test_copies_lie_in_pages_of_one_size_at_the_end_of_flash() -> None:
+    assert keep(load_target("mkr1000"), 1000).slot_bytes == 1280  # 1000 and 128, in rows of 256
+    sectors = keep(load_target("stm32f746"), 100_000)
+    assert (sectors.address, sectors.n_bytes) == (0x08080000, 2 * 262_144)
+    graph = step(NETS["everything"])
+    require_flash(graph, load_target("stm32f746"), weights_bytes=1000, copy_bytes=262_000)
+    with pytest.raises(Infeasible, match="copies can take the last 786432"):
+        require_flash(graph, load_target("stm32f746"), weights_bytes=1000, copy_bytes=300_000)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.measure.processor import Processor, parse_cores, using
+from edgetrain.measure.processor import Processor, parse_cores, spare_cores, using
+from edgetrain.measure.sampler import Sampler
 
 LEAST, MOST = 600_000, 1_500_000  # kHz, as a Raspberry Pi 4 has
 
@@ -102,3 +103,16 @@ def test_a_user_who_may_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Path, "write_text", refused)
     with pytest.raises(UserError, match="sudo"), using(Processor(frequency_hz=10**9), root=root):
         pass
+
+
+def test_a_sampler_keeps_off_the_cores_of_the_training(tmp_path: Path) -> None:
+    given = sorted(os.sched_getaffinity(0))
+    if len(given) < 2:
+        pytest.skip("one core is for both")
+    with using(Processor(cores=(given[0],))):
+        assert spare_cores() == tuple(given[1:])
+        with Sampler([], tmp_path) as sampler:
+            assert os.sched_getaffinity(sampler.pid) == set(given[1:])
+    assert spare_cores() == ()
+    with Sampler([], tmp_path) as sampler:
+        assert os.sched_getaffinity(sampler.pid) == set(given)

@@ -19,6 +19,7 @@ import edgetrain
 from edgetrain.errors import InternalError, UserError
 from edgetrain.measure.sampler import Sampler
 from edgetrain.measure.samples import read_samples, read_summary
+from edgetrain.measure.sensors.process_time import ProcessClock
 from edgetrain.measure.sensors.source import Source
 
 HERE = Path(__file__).parent
@@ -181,3 +182,20 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def test_a_sampler_can_be_paused(tmp_path: Path) -> None:
+    with Sampler([ProcessClock(os.getpid())], tmp_path, 0.005) as sampler:
+        time.sleep(0.2)
+        sampler.pause()
+        paused_ns = time.monotonic_ns()
+        time.sleep(0.4)
+        resumed_ns = time.monotonic_ns()
+        sampler.resume()
+        time.sleep(0.2)
+        sampler.pause()  # and left so: the end does not hang
+    at = read_samples(tmp_path).source("process time").at_ns
+    assert not ((at > paused_ns + 20_000_000) & (at < resumed_ns)).any()
+    assert (at < paused_ns).any()
+    assert (at > resumed_ns).any()
+    assert sampler.summary.ended == "asked"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fake_sources import Fake, FileNumber, Raises
 
+from edgetrain.measure.pacing import pace, slow_down
 from edgetrain.measure.samples import read_samples
 from edgetrain.measure.sampling import (
     Clock,
@@ -28,9 +29,7 @@ from edgetrain.measure.sampling import (
     Ticks,
     distinct,
     header,
-    pace,
     record,
-    slow_down,
 )
 from edgetrain.measure.sensors import process_time
 from edgetrain.measure.sensors.source import Channel, Source
@@ -64,7 +63,7 @@ class OwnClock(Clock):
 
 def run(folder: Path, clock: OwnClock, *sources: Source | Paced) -> Summary:
     tasks = tuple(one if isinstance(one, Paced) else Paced(one) for one in sources)
-    return record(Task(tasks, str(folder), PERIOD, 1, os.getpid()), clock.stop, clock, lambda: None)
+    return record(Task(tasks, str(folder), PERIOD, 1, os.getpid(), in_c=False), clock.stop, clock, lambda: None)
 
 
 def test_one_tick_a_slot_at_a_random_place_without_drift(tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ def test_a_sampler_that_takes_too_much_slows_its_dearest_source_down(tmp_path: P
     heat = Fake("heat", ("°C",))
 
     def read() -> tuple[float | None, ...]:
-        clock.cpu += 60_000
+        clock.cpu += 24_000
         return (1.0,)
 
     heat.read = read  # type: ignore[method-assign]

@@ -100,6 +100,8 @@ def test_ratios_only_where_they_mean_something() -> None:
     assert text.count("×") == 1
     assert "1.5×" in text
     assert side_by_side([("a", record)]) == ""
+    other = {"peak": Value(1.0, "B", "measured")}
+    assert side_by_side([("a", replace(record, summary=first)), ("b", replace(record, summary=other))]) == ""
 
 
 def test_a_long_text_is_broken_into_lines_and_a_number_is_not() -> None:

@@ -1,4 +1,4 @@
-/* What main.c asks of the machine that it runs on: files, a console, an end. One implementation a kind of board. */
+/* What main.c and flash_file.c ask of the machine that they run on: files, a console, an end. One implementation a kind of board. */
 #ifndef BOARD_H
 #define BOARD_H
 
@@ -10,14 +10,20 @@ enum {
     EXIT_SHORT = 3,     /* a batch ends before it is complete, or a result cannot be written */
     EXIT_BAD_LABEL = 4, /* a label is no class */
     EXIT_FAULT = 5,     /* an access that the board does not allow: a stray write, an overflow of the stack */
-    EXIT_STACK = 6      /* the stack was used to its end */
+    EXIT_STACK = 6,     /* the stack was used to its end */
+    EXIT_FLASH = 7,     /* the flash does not keep what is written to it */
+    EXIT_POWER_LOST = 9 /* of a trial: the power was cut in the middle of a write to flash */
 };
 
 /* A file in the present folder; -1 if it cannot be opened. */
-int board_open(const char *name, int write);
+enum { OPEN_READ, OPEN_NEW, OPEN_UPDATE };
+int board_open(const char *name, int how);
 /* 1 if all n bytes were read or written, 0 if not. */
 int board_read(int file, void *data, uint32_t n);
 int board_write(int file, const void *data, uint32_t n);
+int board_seek(int file, uint32_t at);
+/* Returns when what was written would outlast a loss of power, as far as the machine can tell. */
+int board_sync(int file);
 void board_close(int file);
 void board_print(const char *text);
 /* The most bytes of stack in use so far; 0 where that is not known. */

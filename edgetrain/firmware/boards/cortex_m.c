@@ -163,6 +163,7 @@ enum {
     SYS_WRITE0 = 0x04,
     SYS_WRITE = 0x05,
     SYS_READ = 0x06,
+    SYS_SEEK = 0x0a,
     SYS_EXIT_EXTENDED = 0x20,
     APPLICATION_EXIT = 0x20026
 };
@@ -184,9 +185,10 @@ static uint32_t length(const char *text)
     return n;
 }
 
-int board_open(const char *name, int write)
+int board_open(const char *name, int how)
 {
-    const uintptr_t block[3] = {(uintptr_t)name, write ? 5u : 1u, length(name)}; /* "wb", "rb" */
+    static const uint8_t modes[] = {[OPEN_READ] = 1, [OPEN_NEW] = 7, [OPEN_UPDATE] = 3}; /* "rb", "w+b", "r+b" */
+    const uintptr_t block[3] = {(uintptr_t)name, modes[how], length(name)};
     return (int)semihost(SYS_OPEN, block);
 }
 
@@ -200,6 +202,18 @@ int board_write(int file, const void *data, uint32_t n)
 {
     const uintptr_t block[3] = {(uintptr_t)file, (uintptr_t)data, n};
     return semihost(SYS_WRITE, block) == 0;
+}
+
+int board_seek(int file, uint32_t at)
+{
+    const uintptr_t block[2] = {(uintptr_t)file, at};
+    return semihost(SYS_SEEK, block) == 0;
+}
+
+int board_sync(int file)
+{
+    (void)file; /* the debugger's files are the debugger's */
+    return 1;
 }
 
 void board_close(int file)

@@ -12,9 +12,10 @@
 
 #include "board.h"
 
-int board_open(const char *name, int write)
+int board_open(const char *name, int how)
 {
-    return write ? open(name, O_WRONLY | O_CREAT | O_TRUNC, 0644) : open(name, O_RDONLY);
+    static const int flags[] = {[OPEN_READ] = O_RDONLY, [OPEN_NEW] = O_RDWR | O_CREAT | O_TRUNC, [OPEN_UPDATE] = O_RDWR};
+    return open(name, flags[how], 0644);
 }
 
 int board_read(int file, void *data, uint32_t n)
@@ -43,6 +44,16 @@ int board_write(int file, const void *data, uint32_t n)
         n -= (uint32_t)put;
     }
     return 1;
+}
+
+int board_seek(int file, uint32_t at)
+{
+    return lseek(file, (off_t)at, SEEK_SET) >= 0;
+}
+
+int board_sync(int file)
+{
+    return fdatasync(file) == 0;
 }
 
 void board_close(int file)
@@ -82,7 +93,7 @@ static void write_resident(void)
     close(file);
     text[n < 0 ? 0 : n] = 0;
     const char *line = strstr(text, "VmHWM:");
-    const int out = line == NULL ? -1 : board_open("resident.txt", 1);
+    const int out = line == NULL ? -1 : board_open("resident.txt", OPEN_NEW);
     if (out >= 0) {
         (void)board_write(out, line, (uint32_t)strcspn(line, "\n"));
         board_close(out);

@@ -6,8 +6,8 @@
 
 #include "board.h"
 
-enum { EXIT_GROUP = 248, READ = 3, WRITE = 4, OPEN = 5, CLOSE = 6 };
-enum { WRITE_ONLY = 01, CREATE = 0100, TRUNCATE = 01000 };
+enum { READ = 3, WRITE = 4, OPEN = 5, CLOSE = 6, SEEK = 19, SYNC_DATA = 148, EXIT_GROUP = 248 };
+enum { READ_WRITE = 02, CREATE = 0100, TRUNCATE = 01000 };
 
 int main(void);
 
@@ -22,9 +22,12 @@ static int ask(int number, intptr_t a, intptr_t b, intptr_t c)
     return (int)r0;
 }
 
-int board_open(const char *name, int write)
+int board_open(const char *name, int how)
 {
-    const int file = ask(OPEN, (intptr_t)name, write ? WRITE_ONLY | CREATE | TRUNCATE : 0, 0644);
+    static const int flags[] = {
+        [OPEN_READ] = 0, [OPEN_NEW] = READ_WRITE | CREATE | TRUNCATE, [OPEN_UPDATE] = READ_WRITE,
+    };
+    const int file = ask(OPEN, (intptr_t)name, flags[how], 0644);
     return file < 0 ? -1 : file;
 }
 
@@ -50,6 +53,16 @@ int board_read(int file, void *data, uint32_t n)
 int board_write(int file, const void *data, uint32_t n)
 {
     return move(WRITE, file, (uintptr_t)data, n);
+}
+
+int board_seek(int file, uint32_t at)
+{
+    return ask(SEEK, file, (intptr_t)at, 0) >= 0;
+}
+
+int board_sync(int file)
+{
+    return ask(SYNC_DATA, file, 0, 0) == 0;
 }
 
 void board_close(int file)

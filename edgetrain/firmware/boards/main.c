@@ -5,13 +5,18 @@
  *     results.bin   out:  when predicting, the results of each batch
  *     trained.bin   out:  everything that a step changes, in the order of model_tensors
  *     shown.bin     out:  of a debug build: each gradient of each step, after the number of its bytes
- *     report.bin    out:  steps done, bytes of the arena that were used, bytes of stack that were used
- */
+ *     report.bin    out:  steps done in all, bytes of the arena and of the stack that were used, steps done before
+ *
+ * Where the model keeps copies in flash, it starts from the newest whole one, and the batches of the steps that it has
+ * seen are passed over. */
 #include <stdint.h>
 #include <string.h>
 
 #include "board/board.h"
 #include "model.h"
+#if MODEL_KEEPS_EVERY
+#include "checkpoint.h"
+#endif
 
 enum { TRAIN = 0, PREDICT = 1 };
 
@@ -22,9 +27,9 @@ typedef struct {
 
 static const uint32_t PAINT = 0xa5c3f01eu; /* what no step writes all over its arena */
 
-static int open_or_end(const char *name, int write)
+static int open_or_end(const char *name, int how)
 {
-    const int file = board_open(name, write);
+    const int file = board_open(name, how);
     if (file < 0) {
         board_print("cannot open ");
         board_print(name);
@@ -102,46 +107,85 @@ static void train_on_batch(int losses)
 
 static void write_trained(void)
 {
-    const int file = open_or_end("trained.bin", 1);
+    const int file = open_or_end("trained.bin", OPEN_NEW);
     for (int i = 0; i < MODEL_TENSORS; i++) {
         write_or_end(file, model_tensors[i].data, model_tensors[i].n_bytes);
     }
     board_close(file);
 }
 
+#if MODEL_KEEPS_EVERY
+static void save_or_end(void)
+{
+    if (!checkpoint_save()) {
+        board_print("the flash does not keep what is written to it\n");
+        board_exit(EXIT_FLASH);
+    }
+}
+#endif
+
+/* Those of the steps that a copy in flash has behind it are passed over. */
+static void train_on_batches(int batches, uint32_t n_batches, int losses)
+{
+    const uint32_t before = step_number;
+    for (uint32_t n = 0; n < n_batches; n++) {
+        read_batch_or_end(batches);
+        if (n < before) {
+            continue;
+        }
+        train_on_batch(losses);
+#if MODEL_KEEPS_EVERY
+        if (step_number % MODEL_KEEPS_EVERY == 0 || n + 1 == n_batches) {
+            save_or_end();
+        }
+#endif
+    }
+}
+
+#if MODEL_PREDICTS
+static void predict_batches(int batches, uint32_t n_batches, int results)
+{
+    for (uint32_t n = 0; n < n_batches; n++) {
+        read_batch_or_end(batches);
+        write_or_end(results, predict(), MODEL_RESULTS * sizeof(float));
+    }
+}
+#else
+#define predict_batches(batches, n_batches, results) ((void)0)
+#endif
+
 int main(void)
 {
     header given;
-    const int batches = open_or_end("batches.bin", 0);
+    const int batches = open_or_end("batches.bin", OPEN_READ);
     if (!board_read(batches, &given, sizeof given) || memcmp(given.magic, "ETB1", 4) != 0 ||
         given.batch_bytes != MODEL_BATCH_BYTES || given.what > (MODEL_PREDICTS ? PREDICT : TRAIN)) {
         board_print("batches.bin is not for this model\n");
         board_exit(EXIT_NO_FILE);
     }
-    const int out = open_or_end(given.what == TRAIN ? "losses.bin" : "results.bin", 1);
+    const int out = open_or_end(given.what == TRAIN ? "losses.bin" : "results.bin", OPEN_NEW);
 #ifdef DEBUG_TENSORS
-    shown = open_or_end("shown.bin", 1);
+    shown = open_or_end("shown.bin", OPEN_NEW);
 #endif
     model_init();
     board_values_copied();
-    paint_arena();
-    for (uint32_t n = 0; n < given.batches; n++) {
-        read_batch_or_end(batches);
-        if (given.what == TRAIN) {
-            train_on_batch(out);
-        } else {
-#if MODEL_PREDICTS
-            write_or_end(out, predict(), MODEL_RESULTS * sizeof(float));
+#if MODEL_KEEPS_EVERY
+    (void)checkpoint_load();
 #endif
-        }
+    const uint32_t before = step_number;
+    paint_arena();
+    if (given.what == TRAIN) {
+        train_on_batches(batches, given.batches, out);
+    } else {
+        predict_batches(batches, given.batches, out);
     }
     board_close(out);
 #ifdef DEBUG_TENSORS
     board_close(shown);
 #endif
-    const uint32_t report[3] = {given.batches, arena_used(), board_stack_used()};
+    const uint32_t report[4] = {step_number, arena_used(), board_stack_used(), before};
     write_trained();
-    const int file = open_or_end("report.bin", 1);
+    const int file = open_or_end("report.bin", OPEN_NEW);
     write_or_end(file, report, sizeof report);
     board_close(file);
     board_exit(EXIT_DONE);

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgetrain.measure.sensors.source import Channel, Counter, Found, OpenFile, digits, not_readable, readable
@@ -35,6 +36,12 @@ class ProcessClock:
             return (time.clock_gettime(self._clock),)
         except OSError:  # the process has ended
             return (None,)
+
+    def lanes(self) -> list[tuple[bool, int]]:
+        return [(True, self._clock)]
+
+    def of_numbers(self, numbers: Sequence[int | None]) -> tuple[float | None, ...]:
+        return tuple(None if ns is None else ns * 1e-9 for ns in numbers)
 
     def close(self) -> None:
         pass

@@ -70,6 +70,16 @@ class Source(Protocol):
         """Close the files; a second time does nothing."""
 
 
+class Direct(Source, Protocol):
+    """A source whose values are made of whole numbers that C can read without Python (`measure/batched_ticks.py`)."""
+
+    def lanes(self) -> Sequence[tuple[bool, int]]:
+        """For each channel whether it is a clock, and the number of that clock or of an open file (-1: none)."""
+
+    def of_numbers(self, numbers: Sequence[int | None]) -> tuple[float | None, ...]:
+        """One value a channel, from what the clocks (ns) and the files showed; None where one showed nothing."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """What was found of one source.
@@ -162,6 +172,12 @@ class OpenFile:
         except OSError:
             return b""
 
+    @property
+    def handle(self) -> int:
+        """Of the open file; -1 where it cannot be opened."""
+        self.open()
+        return self._handle
+
     def __del__(self) -> None:
         self.close()  # a source that nobody closed keeps no file open
 
@@ -216,9 +232,21 @@ class Numbers(Files):
         self._counters = tuple(Counter(n.range_) if n.channel.counter else None for n in numbers)
 
     def read(self) -> tuple[float | None, ...]:
+        return self._values([file.number() for file in self.files])
+
+    def lanes(self) -> list[tuple[bool, int]]:
+        return [(False, file.handle) for file in self.files]
+
+    def of_numbers(self, numbers: Sequence[int | None]) -> tuple[float | None, ...]:
+        for file, shown in zip(self.files, numbers, strict=True):
+            if shown is None:
+                file.close()  # to be opened again
+        return self._values(numbers)
+
+    def _values(self, shown: Sequence[int | None]) -> tuple[float | None, ...]:
         return tuple(
-            _value(file.number(), number, counter)
-            for file, number, counter in zip(self.files, self._numbers, self._counters, strict=True)
+            _value(value, number, counter)
+            for value, number, counter in zip(shown, self._numbers, self._counters, strict=True)
         )
 
 

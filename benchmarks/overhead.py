@@ -1,0 +1,85 @@
+"""What measuring costs: MobileNetV2 at batch 16 with nothing, with sampling, with sampling and tracing.
+
+    python benchmarks/overhead.py [--rounds 60] [--threads N] [--cores 0-7]     kept in benchmarks/results/overhead.json
+
+The ways take turns step by step, in random order (`edgetrain/measure/protocol.py`); an overhead is the median over the
+rounds of the ratio within each. Asked: at most 1 % for sampling, at most 3 % with tracing. `again` is nothing against
+nothing, which should be 0: how far it is off shows how well this machine can tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import RESULTS, Case, about, build
+
+import edgetrain as et
+from edgetrain.measure.intervals import ratio_interval
+from edgetrain.measure.processor import Processor, parse_cores, using
+from edgetrain.measure.profile import found_sources
+from edgetrain.measure.sampler import Sampler
+from edgetrain.measure.timeline import Tracer
+
+WAYS = ("nothing", "again", "sampling", "tracing")
+ASKED = {"sampling": 0.01, "tracing": 0.03}
+WARM_UP = 5
+
+
+def times(rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step of each way in each round."""
+    built = build(Case("mobilenet_v2", 16, "sgd"))
+    step = et.prepare(built.model, built.loss, built.optimizer, built.batch)
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        tracer = Tracer(step, Path(folder))
+        tracer(*built.batch)
+        for _ in range(WARM_UP):
+            step(*built.batch)
+        with Sampler(found_sources(None), folder) as sampler:
+            for _ in range(rounds):
+                for way in random.sample(WAYS, len(WAYS)):
+                    (sampler.resume if way in ASKED else sampler.pause)()
+                    began = time.perf_counter()
+                    (tracer if way == "tracing" else step)(*built.batch)
+                    found[way].append(time.perf_counter() - began)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cores", help="to train on, such as 0-7; the sampler then keeps to the others")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    random.seed(0)
+    with using(Processor(given.threads, parse_cores(given.cores) if given.cores else None)):
+        found = times(given.rounds)
+    rows: dict[str, Any] = {}
+    for way in WAYS[1:]:
+        each = ratio_interval(found[way], found["nothing"])
+        rows[way] = {"overhead": each.value - 1, "low": each.low - 1, "high": each.high - 1, "asked": ASKED.get(way)}
+        print(f"{way}: {each.value - 1:+.2%} ({each.low - 1:+.2%} to {each.high - 1:+.2%})")
+    step_s = statistics.median(found["nothing"])
+    print(f"a step takes {1e3 * step_s:.0f} ms on {given.threads} threads, {given.rounds} rounds")
+    data = {
+        "about": about(),
+        "rounds": given.rounds,
+        "threads": given.threads,
+        "cores": given.cores,
+        "step_s": step_s,
+        "ways": rows,
+    }
+    (given.results / "overhead.json").write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The ticks of the sampler in C (ticks.c), from Python. Loaded by the sampler's process, so without PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+
+NOTHING = -(2**63)
+
+
+class Lane(ctypes.Structure):
+    """A clock or an open file, read in the slots that `every` divides."""
+
+    _fields_ = (("is_clock", ctypes.c_int32), ("handle", ctypes.c_int32), ("every", ctypes.c_int64))
+
+
+class Reading(ctypes.Structure):
+    _fields_ = (("before_ns", ctypes.c_int64), ("after_ns", ctypes.c_int64), ("value", ctypes.c_int64))
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, or None where edgetrain was installed without a compiler."""
+    found = importlib.util.find_spec("edgetrain.native._ticks")
+    if found is None or found.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError:
+        return None
+    library.et_ticks.restype = ctypes.c_int
+    return library
