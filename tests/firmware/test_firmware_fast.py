@@ -25,7 +25,7 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, build
 from edgetrain.firmware.emulate import FirmwareFailed, Run, run_firmware
 
-EXAMPLES = max(int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 20, 1)
+EXAMPLES = max(int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30, 1)
 BESIDES_BYTES = 2_000_000  # what the program may take beside arena and weights
 
 
