@@ -54,14 +54,16 @@ INLINE void statistics_of(const norm_job *of, int part, int c, int lanes)
     const int rows = part_start(of->rows, of->parts, part + 1) - first;
     const float *x = of->x + first * of->C + of->c0 + c;
     exact_vec sum = {splat(0.0f), splat(0.0f)}, squares = {splat(0.0f), splat(0.0f)};
+    /* About the first row: a channel that is the same everywhere then has exactly that as its mean. */
+    const vec origin = load_some(x, lanes);
     for (int row = 0; row < rows;) {
         vec plain = splat(0.0f);
         for (const int end = lower(row + PLAIN_ROWS, rows); row < end; row++) {
-            plain += load_some(x + row * of->C, lanes);
+            plain += load_some(x + row * of->C, lanes) - origin;
         }
         exact_add_vec(&sum, plain);
     }
-    const vec mean = sum.total / splat((float)rows);
+    const vec mean = origin + sum.total / splat((float)rows);
     for (int row = 0; row < rows;) {
         vec plain = splat(0.0f);
         for (const int end = lower(row + PLAIN_ROWS, rows); row < end; row++) {
