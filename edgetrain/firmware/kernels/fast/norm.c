@@ -6,8 +6,9 @@
 
 #include "columns.h"
 
-/* Of each part and channel: mean and squares about it, or the two sums of a gradient. */
+/* Of each part and channel: the sum (with what rounding lost) and squares about its mean, or the two sums of a gradient. */
 static float first_sums[MOST_PARTS][CHANNELS_AT_ONCE], second_sums[MOST_PARTS][CHANNELS_AT_ONCE];
+static float lost_sums[MOST_PARTS][CHANNELS_AT_ONCE];
 
 typedef struct {
     float *out;
@@ -54,16 +55,11 @@ INLINE void statistics_of(const norm_job *of, int part, int c, int lanes)
     const int rows = part_start(of->rows, of->parts, part + 1) - first;
     const float *x = of->x + first * of->C + of->c0 + c;
     exact_vec sum = {splat(0.0f), splat(0.0f)}, squares = {splat(0.0f), splat(0.0f)};
-    /* About the first row: a channel that is the same everywhere then has exactly that as its mean. */
-    const vec origin = load_some(x, lanes);
-    for (int row = 0; row < rows;) {
-        vec plain = splat(0.0f);
-        for (const int end = lower(row + PLAIN_ROWS, rows); row < end; row++) {
-            plain += load_some(x + row * of->C, lanes) - origin;
-        }
-        exact_add_vec(&sum, plain);
+    /* Row by row, and with what is lost: a channel that is the same everywhere has exactly that as its mean. */
+    for (int row = 0; row < rows; row++) {
+        exact_add_vec(&sum, load_some(x + row * of->C, lanes));
     }
-    const vec mean = origin + sum.total / splat((float)rows);
+    const vec mean = sum.total / splat((float)rows);
     for (int row = 0; row < rows;) {
         vec plain = splat(0.0f);
         for (const int end = lower(row + PLAIN_ROWS, rows); row < end; row++) {
@@ -72,7 +68,8 @@ INLINE void statistics_of(const norm_job *of, int part, int c, int lanes)
         }
         exact_add_vec(&squares, plain);
     }
-    store_some(first_sums[part] + c, mean, lanes);
+    store_some(first_sums[part] + c, sum.total, lanes);
+    store_some(lost_sums[part] + c, sum.lost, lanes);
     store_some(second_sums[part] + c, squares.total, lanes);
 }
 
@@ -93,13 +90,12 @@ static double squares_of_all(const norm_job *of, int c, double *mean)
 {
     double sum = 0.0, squares = 0.0;
     for (int part = 0; part < of->parts; part++) {
-        const int rows = part_start(of->rows, of->parts, part + 1) - part_start(of->rows, of->parts, part);
-        sum += (double)rows * (double)first_sums[part][c];
+        sum += (double)first_sums[part][c] - (double)lost_sums[part][c];
     }
     *mean = sum / (double)of->rows;
     for (int part = 0; part < of->parts; part++) {
         const int rows = part_start(of->rows, of->parts, part + 1) - part_start(of->rows, of->parts, part);
-        const double off = (double)first_sums[part][c] - *mean;
+        const double off = ((double)first_sums[part][c] - (double)lost_sums[part][c]) / (double)rows - *mean;
         squares += (double)second_sums[part][c] + (double)rows * off * off;
     }
     return squares;
