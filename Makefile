@@ -45,11 +45,11 @@ $(VENV)/.browser: | $(VENV)/bin/python
 	@touch $@
 
 # What firmware is built and emulated with: Cortex-M, the Raspberry Pis, and clang beside gcc.
-FIRMWARE_TOOLS := arm-none-eabi-gcc qemu-system-arm aarch64-linux-gnu-gcc arm-linux-gnueabihf-gcc qemu-aarch64 clang
+FIRMWARE_TOOLS := arm-none-eabi-gcc qemu-system-arm aarch64-linux-gnu-gcc qemu-aarch64 clang
 $(VENV)/.firmware: | $(VENV)/.torch
 	@for tool in $(FIRMWARE_TOOLS); do command -v $$tool >/dev/null || missing=1; done; test -z "$$missing" \
 		|| sh ./install-system-package gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm gcc-aarch64-linux-gnu \
-			libc6-dev-arm64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross qemu-user clang
+			libc6-dev-arm64-cross qemu-user clang
 	@touch $@
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python

@@ -61,7 +61,7 @@ class Case:
 
     model: str
     batch: int
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Literal["sgd", "plain_sgd", "adamw"]
     classes: int | None = None
     input_size: int | None = None
     width: float | None = None
@@ -123,6 +123,8 @@ def build(case: Case, *, channels_last: bool = False) -> Built:
     optimizer: torch.optim.Optimizer
     if case.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    elif case.optimizer == "plain_sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     return Built(model, entry.task.loss, optimizer, batch)

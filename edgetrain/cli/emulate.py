@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
-from edgetrain.firmware.build import load_project
+from edgetrain.firmware.build import Variant, load_project
 from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.emulate import CODES, FirmwareFailed, Run, run_firmware
 from edgetrain.zoo import datasets
@@ -24,6 +24,13 @@ def emulate(
     data: Annotated[str, typer.Option(help="A data set by name or path, as in `edgetrain train`.")],
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 0,
+    scalar: Annotated[
+        bool,
+        typer.Option("--scalar", help="Of a Linux board: the program whose bits are those of every board, slower."),
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads on a Linux board; by default one for each core.", min=1)
+    ] = None,
     flash: Annotated[
         Path | None,
         typer.Option(help="File that is the board's flash: the run goes on from what it holds, up to --steps in all."),
@@ -33,9 +40,15 @@ def emulate(
 ) -> None:
     """Build firmware and train with it, in the emulator of its board; show losses, memory and instructions.
 
+    A microcontroller runs the one program that it has. A Linux board runs the vectorised one, on all cores; --scalar
+    runs the other.
+
     Example: edgetrain emulate fw --data digits --steps 20
     """
     project = load_project(folder)
+    variant: Variant = "plain" if scalar or project["is_board"] else "fast"
+    if threads is not None and variant == "plain":
+        raise UserError("the scalar program has one thread", next_step="leave --threads out, or --scalar")
     batches = list(_batches(project, data, steps, seed))
     try:
         with Progress(console=notes, transient=True, disable=json or not notes.is_terminal) as bar:
@@ -43,6 +56,8 @@ def emulate(
             run = run_firmware(
                 folder,
                 batches,
+                variant=variant,
+                threads=threads,
                 flash=flash,
                 progress=lambda step, loss: bar.update(task, completed=step, description=f"loss {loss:.4f}"),
                 time_limit_s=time_limit,
@@ -52,7 +67,7 @@ def emulate(
             raise
         print_json({"failed": failed.code, "why": CODES.get(failed.code, ""), "output": failed.output.strip()})
         raise typer.Exit(1) from None
-    described = _described(project, run)
+    described = _described(project, run, "scalar" if variant == "plain" else "fast")
     if json:
         print_json(described)
     else:
@@ -75,10 +90,11 @@ def _batches(project: dict[str, Any], data: str, steps: int, seed: int) -> Itera
         left = left[shape[0] :]
 
 
-def _described(project: dict[str, Any], run: Run) -> dict[str, Any]:
+def _described(project: dict[str, Any], run: Run, program: str) -> dict[str, Any]:
     board = project["is_board"]
     return {
         "target": project["target"],
+        "program": program,
         "steps": len(run.losses),
         "steps_before": run.steps_before,
         "losses": list(run.losses),
@@ -86,6 +102,7 @@ def _described(project: dict[str, Any], run: Run) -> dict[str, Any]:
         "arena_used_bytes": run.arena_used_bytes,
         "stack_used_bytes": run.stack_used_bytes if board else None,
         "ram_bytes": run.built.ram_bytes if board else None,
+        "resident_bytes": run.resident_bytes,
         "flash_bytes": run.built.flash_bytes if board else None,
         "kept_bytes": project["kept_bytes"],
         "sections": {name: n for name, n in run.built.sections.items() if not name.startswith((".debug", ".comment"))},
@@ -111,7 +128,14 @@ def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
     ran = f"{found['steps']} steps on {found['target']} in {found['time_s']:.1f} s"
     yield f"{ran}: loss {losses[0]:.4f} → {losses[-1]:.4f}" if losses else f"{ran}: all were done before"
     yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
+    if found["resident_bytes"] is not None:
+        lasting = f"weights, state and batch {project['lasting_bytes']}"
+        yield f"resident: {found['resident_bytes']} bytes at most, with arena and {lasting}"
     if not project["is_board"]:
+        other = (
+            "vectors, all cores; --scalar runs the bits of every board" if found["program"] == "fast" else "one core"
+        )
+        yield f"the {found['program']} program ran ({other})"
         return
     kept = f", and {found['kept_bytes']} for copies" if found["kept_bytes"] else ""
     memory = f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used"

@@ -14,6 +14,7 @@ from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_d
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
+from edgetrain.firmware.build import Variant, load_project
 from edgetrain.firmware.export import Project
 from edgetrain.firmware.export import export as write_project
 from edgetrain.firmware.fit import plan_for
@@ -112,7 +113,12 @@ def _checked(
         order = torch.randperm(len(example[0]), generator=generator)
         noise = torch.randn(example[0].shape, generator=generator)
         batches.append((example[0][order] + 0.1 * noise, *(t[order] for t in example[1:])))
-    return parity.compare(project.folder, net, task.loss, updates, batches)[1]
+    variants: tuple[Variant, ...] = ("debug",) if load_project(project.folder)["is_board"] else ("debug", "fast_debug")
+    return [
+        row
+        for variant in variants
+        for row in parity.compare(project.folder, net, task.loss, updates, batches, variant=variant)[1]
+    ]
 
 
 def _as_json(project: Project, plan: Plan, rows: list[parity.Row]) -> dict[str, Any]:

@@ -181,6 +181,7 @@ class Firmware:
 
     target:    the name by which `et.export` knows the device, beside its own.
     compiler, flags: of the C compiler; the flags name the core and its floating point.
+    fast_flags: for the kernels of the vectorised program, which Linux boards have; they may name a newer core.
     emulator:  the command that runs a program, which is added to it; nothing where this machine runs it as it is.
     emulated:  region of flash or RAM → its address in the emulator, for those that lie elsewhere there.
     stack_bytes: what is kept for the stack; 0 where an operating system sees to it.
@@ -195,6 +196,7 @@ class Firmware:
     emulator: tuple[str, ...] = ()
     emulated: Mapping[str, int] = field(default_factory=dict)
     stack_bytes: int = 0
+    fast_flags: tuple[str, ...] = ()
     flash_driver: str | None = None
 
 
@@ -483,7 +485,7 @@ def _firmware(table: _Table) -> Firmware:
         table.text("target"), table.word("kind", get_args(FirmwareKind)), table.text("source"), table.text("compiler"),
         table.texts("flags"), table.texts("emulator"),
         {} if places is None else {name: places.whole(name, 0) for name in places.data},
-        table.whole("stack_bytes", 0),
+        table.whole("stack_bytes", 0), table.texts("fast_flags"),
         table.word("flash_driver", FLASH_DRIVERS) if "flash_driver" in table.data else None,
     )  # fmt: skip
 

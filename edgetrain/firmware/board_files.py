@@ -3,7 +3,7 @@
 In:  a target, where things lie in its memory, the kernels that are used. Out: file names and their content.
 
     board/board.h        what main.c asks of its machine
-    board/linux.c        how Linux gives it; or
+    board/linux.c        how Linux gives it (linux_bare.c: without a C library); or
     board/cortex_m.c     how a Cortex-M does: startup, MPU, semihosting
     board/link.ld        the board's real RAM and flash; link_emulated.ld with flash where the emulator has it
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgetrain.firmware.fast import fast_files, fast_rules
 from edgetrain.firmware.kernels import files_of
 from edgetrain.firmware.target import Kept, Memory, Placed, Target, emulated
 
@@ -35,6 +36,8 @@ _WEIGHTS = """/* The first values of everything that lasts, as they lie in weigh
 model_weights:
     .incbin "weights.bin"
     .byte 0
+    .global model_weights_end
+model_weights_end:
     .section .note.GNU-stack, "", %progbits
 """
 
@@ -49,13 +52,14 @@ def files(
     target: Target, placed: Placed | None, kernels: Sequence[str], kept: Kept | None = None, model_key: int = 0
 ) -> dict[str, str | bytes]:
     """kept: where copies lie in flash. model_key: by which a copy of this model is known."""
-    board = "cortex_m.c" if target.is_board else "linux.c"
+    board = f"{target.board}.c"
     found: dict[str, str | bytes] = {
         "main.c": (FOLDER / "main.c").read_text(),
         "weights.S": _WEIGHTS,
         "board/board.h": (FOLDER / "board.h").read_text(),
         f"board/{board}": (FOLDER / board).read_text(),
         "Makefile": _makefile(target, kernels, kept),
+        **fast_files(target, kernels),
     }
     if kept is not None:
         found |= _flash_files(target, kept, model_key)
@@ -93,10 +97,8 @@ def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | 
 
 def _makefile(target: Target, kernels: Sequence[str], kept: Kept | None) -> str:
     sources = [name for name in files_of(kernels) if name.endswith(".c")]
-    board = "board/cortex_m" if target.is_board else "board/linux"
-    objects = ["main", "model", *(f"kernels/{name.removesuffix('.c')}" for name in sources), board]
-    objects += [] if kept is None else ["checkpoint", "board/flash_file"]
-    link = "-nostartfiles -T board/link_emulated.ld -Wl,-z,noexecstack" if target.is_board else ""
+    others = ["main", "model", f"board/{target.board}", *([] if kept is None else ["checkpoint", "board/flash_file"])]
+    objects = [*others, *(f"kernels/{name.removesuffix('.c')}" for name in sources)]
     own = "build/firmware_board" if target.is_board else "build/firmware_sanitize"
     goal = "board" if target.is_board else "sanitize"
     special = (
@@ -116,7 +118,7 @@ CORE := {" ".join(target.firmware.flags)}
 ARITHMETIC := {ARITHMETIC}
 WARNINGS := {WARNINGS}
 CFLAGS := -std=c11 -O2 -ffunction-sections -I. $(CORE) $(ARITHMETIC) $(WARNINGS) $(EXTRA)
-LINK := {link}
+LINK := {target.link}
 NAMES := {" ".join(objects)}
 
 all: build/firmware
@@ -130,9 +132,9 @@ define program
 $(1): $(addprefix $(1).objects/,$(addsuffix .o,$(2))) $(1).objects/weights.o $(wildcard board/*.ld)
 	$$(CC) $$(CFLAGS) $$(LINK) $$(filter %.o,$$^) -Wl,--gc-sections -lm -o $$@
 
-$(1).objects/%.o: %.c $(wildcard *.h kernels/*.h board/*.h)
+$(1).objects/%.o: %.c $(wildcard *.h kernels/*.h kernels/fast/*.h board/*.h)
 	@mkdir -p $$(dir $$@)
-	$$(CC) $$(CFLAGS) -c $$< -o $$@
+	$$(CC) $$(CFLAGS) $$(if $$(filter kernels/%,$$<),$$(KERNEL)) -c $$< -o $$@
 
 $(1).objects/weights.o: weights.S weights.bin
 	@mkdir -p $$(dir $$@)
@@ -142,7 +144,7 @@ endef
 $(eval $(call program,build/firmware,$(NAMES)))
 $(eval $(call program,build/firmware_debug,$(NAMES)))
 $(eval $(call program,{own},{own_names}))
-{driver}
+{driver}{fast_rules(target, kernels, others)}
 clean:
 	rm -rf build
 

@@ -26,6 +26,7 @@ from edgetrain.ops.update import Settings
 from edgetrain.plan.plan import Compute, Free, Plan
 
 C_TYPES = {"float32": "float", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t"}
+_SHAPE_TYPES = {"conv2d_shape", "pool2d_shape", "group_norm_shape"}  # a pool without a module would be named so
 _SGD = ("learning_rate", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
 
 
@@ -157,7 +158,7 @@ class _Emitter:
         self.batch = graph.tensors[graph.inputs[0]].shape[0] if graph.tensors[graph.inputs[0]].shape else 1
         self.c_name = {graph.tensors[item.tensor].storage: item.c_name for item in lasting}
         self.scene = Scene(graph, _Names(graph, self.c_name), self.batch, fresh)
-        self.scene.taken |= {item.c_name for item in lasting}
+        self.scene.taken |= {item.c_name for item in lasting} | _SHAPE_TYPES
         self.files: set[str] = {self.optimizer}
         self.called: list[Called] = []
 

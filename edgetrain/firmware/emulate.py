@@ -8,6 +8,7 @@ A program that ends with another exit code than 0 is a `FirmwareFailed`, which c
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ import torch
 
 from edgetrain.errors import EdgetrainError, UserError
 from edgetrain.firmware import counts
-from edgetrain.firmware.build import Built, Variant, build, load_project, require
+from edgetrain.firmware.build import SILENT, Built, Variant, build, load_project, require
 from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.export import from_memory
 
@@ -34,6 +35,7 @@ CODES = {
     6: "the stack was used to its end",
     7: "the flash does not keep what is written to it",
     9: "the power was cut in a trial",
+    16: "this processor lacks the vectors that the program was built for (make fast VECTORS= builds it without)",
 }
 _TRAIN, _PREDICT = 0, 1
 _POLL_S = 0.05
@@ -56,6 +58,7 @@ class Run:
     results:   when predicting: one tensor a batch.
     steps_before: done before this run, by one whose copy in flash it started from; losses, gradients: of the rest.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
+    resident_bytes: the most that was resident at once, as Linux counts it; None where an emulator runs the program.
     instructions_by: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
     calls:     the same by call of the training step, without what is outside of it.
     """
@@ -67,6 +70,7 @@ class Run:
     results: tuple[np.ndarray[Any, np.dtype[np.float32]], ...] = ()
     arena_used_bytes: int = 0
     stack_used_bytes: int = 0
+    resident_bytes: int | None = None
     instructions_by: Mapping[str, int] = field(default_factory=dict)
     calls: tuple[CountedCall, ...] = ()
     steps_before: int = 0
@@ -93,12 +97,14 @@ def run_firmware(
     variant: Variant = "plain",
     predict: bool = False,
     compiler: str | None = None,
+    threads: int | None = None,
     flash: str | Path | None = None,
     progress: Progress | None = None,
     time_limit_s: float = 600.0,
 ) -> Run:
     """Build the program and run it over the batches.
 
+    threads:  of a fast program; one for each core where it is not given.
     flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest
     and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
     progress: is told of each step's number and loss while the program runs.
@@ -113,8 +119,10 @@ def run_firmware(
         if flash is not None:
             (where / "flash.bin").symlink_to(Path(flash).resolve())
         started = time.monotonic()
+        environment = os.environ | ({} if threads is None else {"FIRMWARE_THREADS": str(threads)})
         counted = counts.plugin(project, built.program, where) if project["is_board"] else []
-        _execute([*command(project, built.program.resolve()), *counted], where, progress, time_limit_s)
+        words = [*command(project, built.program.resolve()), *counted]
+        _execute(words, where, progress, time_limit_s, environment)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
 
 
@@ -125,11 +133,12 @@ def write_batches(
     if not batches:
         raise UserError("there is no batch to run on")
     what = _PREDICT if predict else _TRAIN
-    content = [_batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
+    content = [batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
     file.write_bytes(struct.pack("<4sIII", b"ETB1", what, len(content), len(content[0])) + b"".join(content))
 
 
-def _batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
+def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
+    """A batch as the program reads it. number: of the batch, for what is said of a wrong one."""
     inputs = project["inputs"]
     if len(batch) <= max(described["position"] for described in inputs):
         raise UserError(f"batch {number} has {len(batch)} tensors", expected=str(len(inputs)))
@@ -160,11 +169,13 @@ def command(project: dict[str, Any], program: Path) -> list[str]:
     return [*emulator, *console, *clock, *files, "-kernel", str(program)]
 
 
-def _execute(command: list[str], where: Path, progress: Progress | None, time_limit_s: float) -> None:
+def _execute(
+    command: list[str], where: Path, progress: Progress | None, time_limit_s: float, environment: Mapping[str, str]
+) -> None:
     deadline = time.monotonic() + time_limit_s
     with (where / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=where, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            command, cwd=where, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         try:
             told = 0
@@ -202,13 +213,20 @@ def _read(
     else:
         losses = tuple(np.frombuffer((where / "losses.bin").read_bytes(), dtype=np.float32).tolist())
     gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
-    if variant != "plain" and not predict:
+    if variant not in SILENT and not predict:
         gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), max(steps - before, 0)))
     tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
     counted = counts.read(project, built.program, where)
+    resident = None if project["emulator"] else _resident_bytes(where / "resident.txt")
     return Run(
-        built, losses, tensors, gradients, results, arena, stack, counted.by_function, counted.calls, before, time_s
-    )
+        built, losses, tensors, gradients, results, arena, stack, resident, counted.by_function, counted.calls, before,
+        time_s,
+    )  # fmt: skip
+
+
+def _resident_bytes(file: Path) -> int | None:
+    words = file.read_text().split() if file.exists() else []
+    return int(words[1]) * 1024 if len(words) == 3 and words[1].isdecimal() else None
 
 
 def _trained(project: dict[str, Any], data: bytes) -> Iterator[tuple[str, torch.Tensor]]:

@@ -351,6 +351,7 @@ Plan: {plan.planner}, {len(plan.order)} ops, {len(plan.recomputed)} of them comp
     make            build/firmware
     make debug      the same, which writes every gradient to shown.bin
     make sanitize   with the address and undefined-behaviour sanitizers (Linux)
+    make fast       build/firmware_fast: vectors, and all cores (Linux); FIRMWARE_THREADS=2 for so many threads
 
 The program reads batches.bin in the present folder, trains, and writes losses.bin, trained.bin and report.bin: main.c
 says how they look. In a program of your own: fill the inputs that model.h names, call model_init once and train_step

@@ -49,6 +49,20 @@ class Target:
         return self.firmware.kind == "cortex-m"
 
     @property
+    def board(self) -> str:
+        """What main.c asks of its machine: the file in `boards` that answers. Linux without a C library of its own
+        is what a compiler for bare machines builds for."""
+        bare = self.firmware.compiler.startswith("arm-none-eabi")
+        return "cortex_m" if self.is_board else "linux_bare" if bare else "linux"
+
+    @property
+    def link(self) -> str:
+        """Flags of the linker, for the emulator; the boards themselves have a script of their own."""
+        if self.is_board:
+            return "-nostartfiles -T board/link_emulated.ld -Wl,-z,noexecstack"
+        return "-nostartfiles -static -Wl,-Ttext-segment=0x10000,-z,noexecstack" if self.board == "linux_bare" else ""
+
+    @property
     def ram(self) -> tuple[Memory, ...]:
         """Regions that touch each other taken as one, the largest first."""
         return tuple(sorted(_joined(self.device.memory.ram), key=lambda memory: -memory.n_bytes))

@@ -68,6 +68,12 @@ def test_export_checks_itself_and_emulate_trains(run: Run) -> None:
     code, out, _ = run("emulate", "fw", "--data", "digits", "--steps", 2)
     assert code == 0
     assert "2 steps on linux-x86_64" in out
+    assert "the fast program ran" in out
+    code, out, _ = run("emulate", "fw", "--data", "digits", "--steps", 2, "--scalar", "--json")
+    assert code == 0
+    assert json.loads(out)["program"] == "scalar"
+    assert json.loads(out)["losses"] == pytest.approx(trained["losses"][:2], rel=1e-5)
+    assert run("emulate", "fw", "--data", "digits", "--scalar", "--threads", 2)[0] == 1
 
 
 def test_a_run_goes_on_from_its_flash(run: Run) -> None:

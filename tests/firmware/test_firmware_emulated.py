@@ -73,7 +73,7 @@ def test_a_board_gives_the_same_bits_as_this_machine(
 
 @pytest.mark.parametrize(
     ("target", "compiler"),
-    [("linux-aarch64", "aarch64-linux-gnu-gcc"), ("linux-armv6", "arm-linux-gnueabihf-gcc")],
+    [("linux-aarch64", "aarch64-linux-gnu-gcc"), ("linux-armv6", "arm-none-eabi-gcc")],
 )
 def test_a_linux_board_gives_the_same_bits_as_this_machine(
     target: str, compiler: str, here: Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]], tmp_path: Path

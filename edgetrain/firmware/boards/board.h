@@ -28,6 +28,8 @@ void board_close(int file);
 void board_print(const char *text);
 /* The most bytes of stack in use so far; 0 where that is not known. */
 uint32_t board_stack_used(void);
+/* The first values have been copied to where steps change them. */
+void board_values_copied(void);
 _Noreturn void board_exit(int code);
 
 #endif

@@ -1,9 +1,13 @@
-/* Linux: files are files, and main's result is the exit code. */
-#define _POSIX_C_SOURCE 200809L
+/* Linux: files are files, and main's result is the exit code.
+ *
+ *     resident.txt   out:  what the kernel counted as the most memory that was resident at once
+ */
+#define _GNU_SOURCE
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "board.h"
@@ -67,7 +71,39 @@ uint32_t board_stack_used(void)
     return 0;
 }
 
+/* First values are part of the program. Their pages are not kept: what is read again (weights that are not trained) comes
+ * back from the file. */
+void board_values_copied(void)
+{
+    extern unsigned char model_weights[], model_weights_end[];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t start = ((uintptr_t)model_weights + page - 1) / page * page;
+    const uintptr_t end = (uintptr_t)model_weights_end / page * page;
+    if (end > start) {
+        (void)madvise(model_weights + (start - (uintptr_t)model_weights), end - start, MADV_DONTNEED);
+    }
+}
+
+/* The line of /proc/self/status that has the highest resident memory. */
+static void write_resident(void)
+{
+    char text[4096];
+    const int file = open("/proc/self/status", O_RDONLY);
+    const ssize_t n = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    close(file);
+    text[n < 0 ? 0 : n] = 0;
+    const char *line = strstr(text, "VmHWM:");
+    const int out = line == NULL ? -1 : board_open("resident.txt", OPEN_NEW);
+    if (out >= 0) {
+        (void)board_write(out, line, (uint32_t)strcspn(line, "\n"));
+        board_close(out);
+    }
+}
+
 _Noreturn void board_exit(int code)
 {
+    if (code == EXIT_DONE) {
+        write_resident();
+    }
     exit(code);
 }

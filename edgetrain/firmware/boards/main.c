@@ -68,6 +68,11 @@ void show_tensor(const char *name, const void *data, uint32_t n_bytes)
 }
 #endif
 
+/* A board that read the first values from memory which it can give back does so here. */
+__attribute__((weak)) void board_values_copied(void)
+{
+}
+
 static void paint_arena(void)
 {
     void *data;
@@ -163,6 +168,7 @@ int main(void)
     shown = open_or_end("shown.bin", OPEN_NEW);
 #endif
     model_init();
+    board_values_copied();
 #if MODEL_KEEPS_EVERY
     (void)checkpoint_load();
 #endif

@@ -1,0 +1,74 @@
+"""The vectorised program of Linux boards: which files it is built from, and how.
+
+In:  the kernels that a model calls. Out: files of `kernels/fast`, and what the Makefile says of them.
+
+`model.c` is the same for both programs and calls the same functions. The scalar program takes all of them from
+`kernels/`; the fast one takes those from `kernels/fast/` that are there, and builds the rest for vectors as it is.
+
+    firmware         kernels/conv2d.c        kernels/sigmoid.c    the same bits on every core
+    firmware_fast    kernels/fast/conv2d.c   kernels/sigmoid.c    vectors and threads, other roundings
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgetrain.firmware.kernels import FOLDER, files_of
+from edgetrain.firmware.target import Target
+
+FAST = FOLDER / "fast"
+# A sum in vectors is another order of additions, and may fuse. Nothing else is given up: infinities and NaN stay.
+ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
+SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
+# What the source of a kernel includes or calls, beside parallel and vector.
+_NEEDS = {
+    "conv2d": ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile"),
+    "depthwise3x3": ("convolve_depthwise",), "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
+    "bias": ("columns",), "norm": ("columns",), "relu": ("numbers",), "clamp": ("numbers",), "add": ("numbers",),
+    "sgd": ("numbers",), "adam": ("numbers",),
+}  # fmt: skip
+
+
+def _names(kernels: Sequence[str]) -> list[str]:
+    """Of kernels that have a fast source, and of all that they need."""
+    own = [name for name in kernels if (FAST / f"{name}.c").exists()]
+    return sorted({*own, *(need for name in own for need in _NEEDS.get(name, ())), "parallel", "vector"})
+
+
+def fast_files(target: Target, kernels: Sequence[str]) -> dict[str, str | bytes]:
+    if target.is_board:
+        return {}
+    found = [f"{name}{ending}" for name in _names(kernels) for ending in (".c", ".h")]
+    return {f"kernels/fast/{name}": (FAST / name).read_text() for name in found if (FAST / name).exists()}
+
+
+def fast_objects(kernels: Sequence[str]) -> list[str]:
+    """The kernels that the fast program is linked from, without endings."""
+    fast = [name for name in _names(kernels) if (FAST / f"{name}.c").exists()]
+    slow = files_of([name for name in kernels if name not in fast])
+    return [f"kernels/fast/{name}" for name in fast] + [
+        f"kernels/{name.removesuffix('.c')}" for name in slow if name.endswith(".c")
+    ]
+
+
+def fast_rules(target: Target, kernels: Sequence[str], others: Sequence[str]) -> str:
+    """The part of a Makefile that builds the fast program. others: what it is linked from beside kernels."""
+    if target.is_board:
+        return ""
+    return f"""
+# The same model on all cores, in vectors. VECTORS=-march=native builds it for this machine alone.
+VECTORS := {" ".join(target.firmware.fast_flags)}
+FAST := {" ".join([*others, *fast_objects(kernels)])}
+PROGRAMS := build/firmware_fast build/firmware_fast_debug build/firmware_fast_sanitize build/firmware_fast_races
+
+fast: build/firmware_fast
+$(PROGRAMS): KERNEL := {ARITHMETIC} $(VECTORS)
+$(PROGRAMS): LINK := {target.link or "-pthread"}
+build/firmware_fast_sanitize build/firmware_fast_races: KERNEL += -O1 -DSMALL_CODE
+build/firmware_fast build/firmware_fast_debug: LINK := {target.link or "-static -pthread"}
+build/firmware_fast_debug: CFLAGS += -DDEBUG_TENSORS
+build/firmware_fast_sanitize: CFLAGS += {SANITIZERS}
+build/firmware_fast_races: CFLAGS += -DDEBUG_TENSORS -g -fsanitize=thread
+$(foreach made,$(PROGRAMS),$(eval $(call program,$(made),$(FAST))))
+.PHONY: fast
+"""
