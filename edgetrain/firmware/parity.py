@@ -4,13 +4,12 @@ In:  a project, the model, loss and optimizer that it was exported from (as they
 Out: `Row`s: the error of each tensor in the firmware, and the error of PyTorch's own float32.
 
     error         the largest |firmware - float64| of a tensor
-    own           the largest |PyTorch float32 - float64| of it, over several runs that are equally right
-    allowed       FACTOR × own, and never less than the spacing of floats there
+    torch_error   the largest |PyTorch float32 - float64| of it, over several runs that are equally right
+    allowed       FACTOR × torch_error, and never less than the spacing of floats there
 
-One run of PyTorch is one draw of a random error, and may be lucky. So there are several (`references.py`): oneDNN's
-kernels and PyTorch's own, channels-last, the samples in reverse. And a float is not all that rounding decides: an
-activation nearer to the bend of a ReLU than float32's own error there may come to lie on either side, with all of its
-gradient or none. Two runs in float64 put such activations, and no others, on the other side.
+One run of PyTorch is one draw of a random error, and may be lucky: so there are several, with the same sums in another
+order. And rounding decides on which side of a ReLU's bend an activation lies that is next to it: so each float64 run
+takes the sides of the run that it is held against. `references.py` has both, and says how sides are known.
 
 Dropout draws its masks otherwise than PyTorch does: a model that has it is compared by its parts, not here.
 """
@@ -27,9 +26,8 @@ from torch import nn
 from edgetrain.errors import EdgetrainError
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
-from edgetrain.firmware.references import Batch, References, Tensors
+from edgetrain.firmware.references import FACTOR, Batch, References, Tensors
 
-FACTOR = 4.0
 _EPS = torch.finfo(torch.float32).eps
 
 
@@ -44,11 +42,7 @@ class WrongNumbers(EdgetrainError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """what: "gradient" or "tensor". step: counted from 1.
-
-    torch_error: the largest of PyTorch's float32 runs. bend_error: the largest of those with undecided activations on
-    their other side. scale: the largest number of the tensor.
-    """
+    """what: "gradient" or "tensor". step: counted from 1. scale: the largest number of the tensor."""
 
     what: str
     name: str
@@ -56,15 +50,10 @@ class Row:
     error: float
     torch_error: float
     scale: float
-    bend_error: float = 0.0
-
-    @property
-    def own(self) -> float:
-        return max(self.torch_error, self.bend_error)
 
     @property
     def allowed(self) -> float:
-        return max(FACTOR * self.own, 2 * _EPS * self.scale)
+        return max(FACTOR * self.torch_error, 2 * _EPS * self.scale)
 
     @property
     def right(self) -> bool:
@@ -108,7 +97,7 @@ def rows_of(
     longest, shown = runs[max(runs)], runs if shown is None else shown
     rows: list[Row] = []
     for step, batch in enumerate(batches[: max(runs)], 1):
-        references.step(batch)
+        references.step(batch, longest.gradients[step - 1] if longest.gradients else None)
         if longest.gradients and step in shown:
             rows += _rows("gradient", step, longest.gradients[step - 1], references.gradients())
         if step in runs:
@@ -122,19 +111,16 @@ def require_right(rows: Sequence[Row]) -> None:
         raise WrongNumbers(wrong)
 
 
-def _rows(what: str, step: int, found: Tensors, known: tuple[Tensors, list[Tensors], list[Tensors]]) -> Iterator[Row]:
-    exact, plain, bent = known
+def _rows(
+    what: str, step: int, found: Tensors, known: tuple[Tensors, list[tuple[Tensors, Tensors]]]
+) -> Iterator[Row]:
+    exact, pairs = known
     for name, value in found.items():
-        if name not in exact:
-            continue
-        right = exact[name].double()
-
-        def furthest(runs: Sequence[Tensors], name: str = name, right: torch.Tensor = right) -> float:
-            return max((_furthest(run[name], right) for run in runs), default=0.0)
-
-        error, own, bend = _furthest(value, right), furthest(plain), furthest(bent)
-        yield Row(what, name, step, error, own, _furthest(right, torch.zeros_like(right)), bend)
+        if name in exact:
+            own = max(_furthest(single[name], double[name]) for single, double in pairs)
+            scale = _furthest(exact[name], torch.zeros_like(exact[name]))
+            yield Row(what, name, step, _furthest(value, exact[name]), own, scale)
 
 
 def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b).abs().max()) if a.numel() else 0.0
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0

@@ -1,19 +1,21 @@
-"""PyTorch's own runs of a training step: the exact one, and those that are as right as float32 can be.
+"""PyTorch's own runs of a training step in float32, and float64 beside each of them.
 
-In:  model, loss, optimizer, and one batch after another. Out: after each step, gradients and tensors of
+In:  model, loss, optimizer; then one batch after another, with the gradients that the firmware made of it.
+Out: after each step the gradients and tensors of the firmware's float64 run, and of each pair
 
-    exact     float64
-    plain     float32, several times: the same sums in another order
-    bent      float64, with the activations that float32 cannot decide on the other side of their bend
+    float32, float64      several times: other kernels, another layout in memory, the samples in reverse
 
 A ReLU passes a gradient on or does not, by the sign of a number. Of a million of them some lie so near to zero that
-rounding decides, and then a program as exact as PyTorch has another gradient: not by an error of rounding, but by all of
-that activation. Which they are is known: those whose float64 value is nearer to the bend than float32 was off there.
+rounding decides, and then a program as exact as another has another gradient: not by an error of rounding, but by all
+of that activation; and from then on, other weights. So a float64 run takes the sides of the run that it is held against:
 
-    float64   ───────────●──┼────────────      ● undecided: within the error of the bend
-    float32's own error  ├──┼──┤               bent: as if it were on the right
+    float64 of its own   ───────────●──┼────────────
+    float32              ──────────────┼─●──────────      the float64 run counts it as right of the bend, too
 
-A max pool has bends too, where the second largest of a window is as near to the largest.
+Of PyTorch's runs all activations are known, and with them the sides. Of the firmware gradients are: where they are too
+far off, the activations that are undecided (nearer to a bend than FACTOR × float32's own error there) are tried on their
+other side, nearest first, and each stays there if that explains what the firmware found. A wrong kernel is not explained
+so. A max pool has bends too, where the second largest of a window is near to the largest.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+FACTOR = 4.0
+MOST_TRIED = 64
 Batch = Sequence[torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Loss = Callable[..., torch.Tensor]
-_COIN_SEED = 0
+_EPS = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +51,95 @@ class Way:
 WAYS = (Way(), Way(onednn=False), Way(channels_last=True), Way(reverse=True), Way(onednn=False, reverse=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An activation that rounding may put on the other side: call: of the functions with bends, counted in a pass.
+    bend: 0 the lower, 1 the upper one. place: in the result, counted flat."""
+
+    call: int
+    bend: int
+    place: int
+
+
 class References:
-    """All runs side by side, step by step."""
+    """All runs side by side, step by step. turned: activations that the firmware evidently has on their other side."""
 
     def __init__(self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer) -> None:
         self._loss = loss
         self._exact = _Twin(model, optimizer, torch.float64)
-        self._plain = [_Twin(model, optimizer, torch.float32, way) for way in WAYS]
-        self._bent = [_Twin(model, optimizer, torch.float64) for _ in range(2)]
-        self._coins = torch.Generator().manual_seed(_COIN_SEED)
+        ways = [(way, Way(reverse=way.reverse)) for way in WAYS]
+        self._pairs = [
+            (_Twin(model, optimizer, torch.float32, way), _Twin(model, optimizer, torch.float64, same))
+            for way, same in ways
+        ]
+        self.turned = 0
 
-    def step(self, batch: Batch) -> None:
-        seen = _Seen()
-        with seen:
-            self._exact.step(self._loss, batch)
-        off = [0.0] * len(seen.values)
-        for twin in self._plain:
-            here = _Seen(reverse=twin.way.reverse)
-            with here:
-                twin.step(self._loss, batch)
-            off = [max(known, _off(a, b)) for known, a, b in zip(off, here.values, seen.values, strict=True)]
-        for twin, coins in zip(self._bent, (None, self._coins), strict=True):
-            with _Bent(off, coins):
-                twin.step(self._loss, batch)
+    def step(self, batch: Batch, found: Tensors | None = None) -> None:
+        """found: the firmware's gradients of this step."""
+        off: list[float] = []
+        for single, double in self._pairs:
+            with _Seen() as seen:
+                single.backward(self._loss, batch)
+            with _Sided(like=seen.values) as sided:
+                double.backward(self._loss, batch)
+            now = [_furthest(a, b) for a, b in zip(seen.values, sided.values, strict=True)]
+            off = [max(pair) for pair in zip(off or now, now, strict=True)]
+        self._follow(batch, found, off)
+        for twin in (self._exact, *(twin for pair in self._pairs for twin in pair)):
+            twin.optimizer.step()
 
-    def gradients(self) -> tuple[Tensors, list[Tensors], list[Tensors]]:
-        """Of the last step: exact, plain, bent."""
-        return self._exact.gradients, [t.gradients for t in self._plain], [t.gradients for t in self._bent]
+    def gradients(self) -> tuple[Tensors, list[tuple[Tensors, Tensors]]]:
+        """Of the last step: float64 for the firmware; float32 and float64 of each pair."""
+        return self._exact.gradients, [(a.gradients, b.gradients) for a, b in self._pairs]
 
-    def tensors(self) -> tuple[Tensors, list[Tensors], list[Tensors]]:
-        """After the last step: exact, plain, bent."""
-        return self._exact.tensors(), [t.tensors() for t in self._plain], [t.tensors() for t in self._bent]
+    def tensors(self) -> tuple[Tensors, list[tuple[Tensors, Tensors]]]:
+        """After the last step."""
+        return self._exact.tensors(), [(a.tensors(), b.tensors()) for a, b in self._pairs]
+
+    def _follow(self, batch: Batch, found: Tensors | None, off: Sequence[float]) -> None:
+        """The float64 run for the firmware, with the sides that explain its gradients."""
+        buffers = {name: value.clone() for name, value in self._exact.model.named_buffers()}
+
+        def tried(turned: frozenset[Side]) -> list[Side]:
+            self._exact.model.load_state_dict(buffers, strict=False)  # a pass changes running statistics
+            with _Sided(off=[FACTOR * value for value in off], turned=turned) as sided:
+                self._exact.backward(self._loss, batch)
+            return sided.undecided()
+
+        undecided, turned = tried(frozenset()), frozenset[Side]()
+        if found is None:
+            return
+        own = self._own()
+        best, last = _distances(found, self._exact.gradients, own), turned
+        for side in undecided[:MOST_TRIED]:
+            if max(best, default=0.0) <= FACTOR:
+                break
+            last = turned | {side}
+            tried(last)
+            now = _distances(found, self._exact.gradients, own)
+            if sum(d * d for d in now) < sum(d * d for d in best):
+                best, turned = now, last
+        if last != turned:
+            tried(turned)
+        self.turned += len(turned)
+
+    def _own(self) -> dict[str, float]:
+        """Float32's own error in each gradient of this step, and no less than a rounding of its largest number."""
+        own: dict[str, float] = {}
+        for single, double in self._pairs:
+            for name, right in double.gradients.items():
+                spacing = _EPS / 2 * float(right.abs().max()) if right.numel() else 0.0
+                own[name] = max(own.get(name, 0.0), _furthest(single.gradients[name], right), spacing)
+        return own
 
 
-def _off(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b).abs().max()) if a.numel() else 0.0
+def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+def _distances(found: Tensors, exact: Tensors, own: Mapping[str, float]) -> list[float]:
+    """How far each gradient is off, in errors that float32 has itself."""
+    return [_furthest(value, exact[name]) / (own[name] or 1.0) for name, value in found.items() if name in own]
 
 
 class _Twin:
@@ -103,12 +161,11 @@ class _Twin:
         self.dtype = dtype
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def step(self, loss: Loss, batch: Batch) -> None:
+    def backward(self, loss: Loss, batch: Batch) -> None:
         self.optimizer.zero_grad()
         with _kernels(self.way):
             loss(self.model, *(self._given(t) for t in batch)).backward()
         self.gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
-        self.optimizer.step()
 
     def _given(self, value: torch.Tensor) -> torch.Tensor:
         value = value.to(self.dtype) if value.is_floating_point() else value
@@ -134,7 +191,7 @@ def _kernels(way: Way) -> Iterator[None]:
         torch.backends.mkldnn.set_flags(_enabled=before, _fp32_precision=None)
 
 
-# ---- bends
+# ---- sides
 
 
 _RELU = {F.relu, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
@@ -144,58 +201,75 @@ Pair = int | Sequence[int]
 
 
 class _Seen(TorchFunctionMode):
-    """Keeps what goes into each function that has bends, in the order of their calls."""
+    """values: what goes into each function that has bends, in the order of their calls."""
 
-    def __init__(self, *, reverse: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.values: list[torch.Tensor] = []
-        self._reverse = reverse
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _RELU or func in _CLAMP or func in _MAX_POOL:
-            value = args[0].detach()
-            self.values.append(value.flip(0) if self._reverse else value.clone())
+            self.values.append(args[0].detach().clone())
         return func(*args, **(kwargs or {}))
 
 
-class _Bent(TorchFunctionMode):
-    """Activations within `off` of a bend, one number a call, lie on its other side; with coins, where the coin says so.
+class _Sided(_Seen):
+    """The sides of activations are those of another run (`like`); or their own, but for those that are `turned`.
 
-    What is exactly at the bend is there by design, not by rounding, and stays.
+    off: for each call, how near to a bend an activation is undecided. What is exactly at a bend is there by design.
     """
 
-    def __init__(self, off: Sequence[float], coins: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        *,
+        like: Sequence[torch.Tensor] | None = None,
+        off: Sequence[float] | None = None,
+        turned: frozenset[Side] = frozenset(),
+    ) -> None:
         super().__init__()
-        self._off, self._coins = iter(off), coins
+        self._like, self._off, self._turned = like, off, turned
+        self._near: list[tuple[float, Side]] = []
+
+    def undecided(self) -> list[Side]:
+        """Nearest first, in parts of what is near."""
+        return [side for _, side in sorted(self._near, key=lambda item: item[0])]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _RELU or func in _CLAMP:
-            return self._bend(args[0], next(self._off), *_bounds(func, args, kwargs))
+        if func not in _RELU and func not in _CLAMP and func not in _MAX_POOL:
+            return func(*args, **kwargs)
+        self.values.append(args[0].detach())
+        by = args[0].detach() if self._like is None else self._like[len(self.values) - 1]
         if func in _MAX_POOL:
-            return self._pool(_windows(*args, **kwargs), next(self._off))
-        return func(*args, **kwargs)
+            return self._pool(_windows(*args, **kwargs), _windows(by, *args[1:], **kwargs))
+        return self._bend(args[0], by, *_bounds(func, args, kwargs))
 
-    def _bend(self, x: torch.Tensor, off: float, low: float, high: float) -> torch.Tensor:
-        above = (x > low) ^ self._turned((x - low).abs(), off)
-        below = (x < high) ^ self._turned((x - high).abs(), off)
+    def _bend(self, x: torch.Tensor, by: torch.Tensor, low: float, high: float) -> torch.Tensor:
+        above = self._side(0, by > low, (by - low).abs())
+        below = self._side(1, by < high, (by - high).abs())
         return torch.where(above, torch.where(below, x, high), low)
 
-    def _pool(self, windows: torch.Tensor, off: float) -> torch.Tensor:
-        values, places = windows.topk(min(2, windows.shape[2]), dim=2)
-        other = self._turned(values[:, :, 0] - values[:, :, -1], 2 * off)  # each of the two may be off
-        place = torch.where(other, places[:, :, -1], places[:, :, 0])
-        return windows.gather(2, place[:, :, None])[:, :, 0]
+    def _pool(self, windows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        values, places = by.topk(min(2, by.shape[2]), dim=2)
+        first = torch.ones_like(places[:, :, 0], dtype=torch.bool)
+        first = self._side(0, first, (values[:, :, 0] - values[:, :, -1]) / 2)  # each of the two may be off
+        return windows.gather(2, torch.where(first, places[:, :, 0], places[:, :, -1])[:, :, None])[:, :, 0]
 
-    def _turned(self, distance: torch.Tensor, off: float) -> torch.Tensor:
-        near = (distance > 0) & (distance <= off)
-        if self._coins is None:
-            return near
-        return near & (torch.rand(near.shape, generator=self._coins) < 0.5)
+    def _side(self, bend: int, side: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+        if self._off is None:
+            return side
+        call = len(self.values) - 1
+        off, flat = self._off[call], distance.flatten()
+        near = ((flat > 0) & (flat <= off)).nonzero()[:, 0].tolist()
+        self._near += [(float(flat[place]) / off, Side(call, bend, place)) for place in near]
+        places = [turned.place for turned in self._turned if (turned.call, turned.bend) == (call, bend)]
+        other = side.flatten().clone()
+        other[places] = ~other[places]
+        return other.reshape(side.shape)
 
 
 def _bounds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[float, float]:
