@@ -170,8 +170,12 @@ class _Twin:
     def _given(self, value: torch.Tensor) -> torch.Tensor:
         value = value.to(self.dtype) if value.is_floating_point() else value
         value = value.flip(0) if self.way.reverse else value
+        if not value.is_floating_point():
+            return value
         images = self.way.channels_last and value.dim() == 4
-        return value.contiguous(memory_format=torch.channels_last) if images else value
+        value = value.contiguous(memory_format=torch.channels_last) if images else value
+        # PyTorch's group norm crashes in channels-last where its weights have a gradient and its input has none.
+        return value.detach().requires_grad_()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and the optimizer's state, by the names that a graph gives them."""
