@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from firmware_nets import NETS, Net, Optimizers, adam, adamw, cross_entropy, make, nesterov, plain_sgd, sgd, slow_sgd
+from firmware_nets import NETS, Made, Net, Optimizers, adam, adamw, cross_entropy, make, nesterov, plain_sgd, sgd, slow_sgd
 from torch import nn
 
 import edgetrain as et
@@ -162,6 +162,39 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
         with pytest.raises(parity.WrongNumbers, match="tensors of the firmware are wrong"):
             parity.require_right(rows)
         source.write_text(text)
+
+
+CORNER = "conv2d_forward(conv2d_2, norm_1, blocks_0_0_weight, NULL, &blocks_0_0_shape);"
+SUBTLE = {
+    "momentum, off by 1 %": (".momentum = 0.9f", ".momentum = 0.909f"),
+    "another eps": ("1e-05f", "1.2e-05f"),
+    "a tap that is dropped in one corner of one image": (
+        CORNER,
+        CORNER + " for (int c = 0; c < 64; c++) { conv2d_2[c] -= norm_1[c] * blocks_0_0_weight[c * 9 + 4]; }",
+    ),
+    "weight decay, off by 1 %": (".weight_decay = 1e-04f", ".weight_decay = 1.01e-04f"),
+}
+
+
+@pytest.fixture(scope="module")
+def keywords(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A net with batch norms and with activations that rounding decides: what is wrong must not hide behind them."""
+    return make(NETS["ds_cnn"], tmp_path_factory.mktemp("keywords") / "fw")
+
+
+@pytest.mark.parametrize("what", SUBTLE)
+def test_a_subtly_wrong_program_is_found(what: str, keywords: Made, tmp_path: Path) -> None:
+    shutil.copytree(keywords.project.folder, tmp_path / "fw")
+    right, wrong = SUBTLE[what]
+    source = tmp_path / "fw/model.c"
+    text = source.read_text()
+    assert right in text
+    source.write_text(text.replace(right, wrong, 1))
+    torch.manual_seed(1)
+    batches = keywords.batches(2)
+    rows = parity.compare(tmp_path / "fw", keywords.model, cross_entropy, keywords.optimizer, batches)[1]
+    with pytest.raises(parity.WrongNumbers, match="tensors of the firmware are wrong"):
+        parity.require_right(rows)
 
 
 @pytest.mark.parametrize(
