@@ -86,14 +86,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[
 
 
 def study(
-    folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int = 160, epochs: int = 12, seed: int = 0
+    folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int = 200, epochs: int = 12, seed: int = 0
 ) -> Found:
     torch.manual_seed(seed)
     data = datasets.load(str(folder), seed=seed)
     model = pretrained(*samples(data.train, known=True), epochs=epochs, width=0.5)
     known = accuracy(model, *samples(data.test, known=True))
 
-    optimizer = torch.optim.SGD(for_new_classes(model, len(data.classes) - KNOWN), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(for_new_classes(model, len(data.classes) - KNOWN), lr=0.005, momentum=0.9)
     x, y = samples(data.train, known=False)
     order = torch.cat([torch.randperm(len(x)) for _ in range(1 + steps * SAMPLES // len(x))])
     batches = [(x[part], y[part]) for part in order.split(SAMPLES)[:steps]]
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--target", default="nrf52840")
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

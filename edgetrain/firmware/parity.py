@@ -111,9 +111,7 @@ def require_right(rows: Sequence[Row]) -> None:
         raise WrongNumbers(wrong)
 
 
-def _rows(
-    what: str, step: int, found: Tensors, known: tuple[Tensors, list[tuple[Tensors, Tensors]]]
-) -> Iterator[Row]:
+def _rows(what: str, step: int, found: Tensors, known: tuple[Tensors, list[tuple[Tensors, Tensors]]]) -> Iterator[Row]:
     exact, pairs = known
     for name, value in found.items():
         if name in exact:

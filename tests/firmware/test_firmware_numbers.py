@@ -12,7 +12,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from firmware_nets import NETS, Made, Net, Optimizers, adam, adamw, cross_entropy, make, nesterov, plain_sgd, sgd, slow_sgd
+from firmware_nets import (
+    NETS,
+    Made,
+    Net,
+    Optimizers,
+    adam,
+    adamw,
+    cross_entropy,
+    make,
+    nesterov,
+    plain_sgd,
+    sgd,
+    slow_sgd,
+)
 from torch import nn
 
 import edgetrain as et
@@ -22,6 +35,7 @@ from edgetrain.firmware.kernels import FOLDER
 from edgetrain.firmware.references import References
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
+
 
 # Steps after which every gradient and every tensor is compared; benchmarks/firmware_numbers.py does 100 for all.
 @pytest.mark.parametrize(
