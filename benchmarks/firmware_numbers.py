@@ -32,8 +32,14 @@ from edgetrain.firmware.references import References
 from edgetrain.zoo.models.autoencoder import autoencoder
 from edgetrain.zoo.models.ds_cnn import ds_cnn
 from edgetrain.zoo.models.lenet import lenet
-from edgetrain.zoo.models.minilearn import CIFAR_SHAPE, HAR_SHAPE, KWS_SHAPE
-from edgetrain.zoo.models.minilearn import minilearn_cifar, minilearn_har, minilearn_kws
+from edgetrain.zoo.models.minilearn import (
+    CIFAR_SHAPE,
+    HAR_SHAPE,
+    KWS_SHAPE,
+    minilearn_cifar,
+    minilearn_har,
+    minilearn_kws,
+)
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 from edgetrain.zoo.tasks import classify_loss, reconstruct_loss
 
@@ -125,9 +131,9 @@ def _summary(rows: Sequence[parity.Row]) -> dict[str, Any]:
 def page(data: Mapping[str, Any]) -> Iterator[str]:
     yield "# Firmware's numbers against float64"
     yield ""
-    yield "Ratio: the largest error of a tensor, in units of PyTorch float32's own (the largest of five runs); at most 4 is"
-    yield "right. Worst: of all tensors and seeds. Error: the median of it, in parts of a tensor's largest number. Turned below:"
-    yield "activations that rounding put on the other side of a bend than float64 would, in all steps of all seeds."
+    yield "Ratio: the largest error of a tensor, in units of PyTorch float32's own (the largest of five runs); up to 4"
+    yield "is right. Worst: of all tensors and seeds. Error: the median of it, in parts of a tensor's largest number."
+    yield "Turned: activations that rounding put on the other side of a bend than float64 would, over all steps."
     yield f"Batch {SAMPLES}, random data; made by `benchmarks/firmware_numbers.py`."
     yield ""
     yield from head("net", "optimizer", "steps", "seeds", "tensors", "wrong", "worst ratio", "median", "error")

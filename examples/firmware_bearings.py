@@ -2,8 +2,8 @@
 
 python examples/firmware_bearings.py FOLDER     with recordings of the CWRU Bearing Data Center (see docs/firmware.md)
 
-It learns to rebuild spectra of a normal bearing; what it rebuilds badly is a fault. Tested on recordings of which it has
-seen nothing: those of two faults, and the last part of the normal one, ten seconds and a gap after what it learned from.
+It learns to rebuild spectra of a normal bearing; what it rebuilds badly is a fault. Tested on what it never heard: the
+recordings of two faults, and the last seven seconds of the normal one, a second after the twelve that it learned from.
 """
 
 import argparse
@@ -59,7 +59,8 @@ def auroc(normal: torch.Tensor, fault: torch.Tensor) -> float:
 def judged(model: nn.Module, normal: torch.Tensor, faults: Spectra) -> dict[str, float]:
     def scores(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return (model(x) - x).square().mean(1)
+            rebuilt: torch.Tensor = model(x)
+            return (rebuilt - x).square().mean(1)
 
     return {name: auroc(scores(normal), scores(x)) for name, x in faults.items()}
 

@@ -7,15 +7,15 @@ Out: after each step the gradients and tensors of the firmware's float64 run, an
 
 A ReLU passes a gradient on or does not, by the sign of a number. Of a million of them some lie so near to zero that
 rounding decides, and then a program as exact as another has another gradient: not by an error of rounding, but by all
-of that activation; and from then on, other weights. So a float64 run takes the sides of the run that it is held against:
+of that activation; and from then on, other weights. So a float64 run takes the sides of the run that it stands beside:
 
     float64 of its own   ───────────●──┼────────────
     float32              ──────────────┼─●──────────      the float64 run counts it as right of the bend, too
 
 Of PyTorch's runs all activations are known, and with them the sides. Of the firmware gradients are: where they are too
-far off, the activations that are undecided (nearer to a bend than FACTOR × float32's own error there) are tried on their
-other side, nearest first, and each stays there if that explains what the firmware found. A wrong kernel is not explained
-so. A max pool has bends too, where the second largest of a window is near to the largest.
+far off, the activations that are undecided (nearer to a bend than FACTOR × float32's own error there) are tried on
+their other side, nearest first, and each stays there if that explains what the firmware found. A wrong kernel is not
+explained so. A max pool has bends too, where the second largest of a window is near to the largest.
 """
 
 from __future__ import annotations
@@ -78,9 +78,11 @@ class References:
         """found: the firmware's gradients of this step."""
         off: list[float] = []
         for single, double in self._pairs:
-            with _Seen() as seen:
+            seen = _Seen()
+            with seen:
                 single.backward(self._loss, batch)
-            with _Sided(like=seen.values) as sided:
+            sided = _Sided(like=seen.values)
+            with sided:
                 double.backward(self._loss, batch)
             now = [_furthest(a, b) for a, b in zip(seen.values, sided.values, strict=True)]
             off = [max(pair) for pair in zip(off or now, now, strict=True)]
@@ -102,7 +104,8 @@ class References:
 
         def tried(turned: frozenset[Side]) -> list[Side]:
             self._exact.model.load_state_dict(buffers, strict=False)  # a pass changes running statistics
-            with _Sided(off=[FACTOR * value for value in off], turned=turned) as sided:
+            sided = _Sided(off=[FACTOR * value for value in off], turned=turned)
+            with sided:
                 self._exact.backward(self._loss, batch)
             return sided.undecided()
 
@@ -153,7 +156,7 @@ class _Twin:
         self.way = way or Way()
         self.model.to(dtype)
         if self.way.channels_last:
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for state in self.optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and key != "step":
@@ -201,7 +204,7 @@ def _kernels(way: Way) -> Iterator[None]:
 _RELU = {F.relu, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
 _CLAMP = {F.relu6, F.hardtanh, F.hardtanh_}
 _MAX_POOL = {F.max_pool2d, torch.max_pool2d}
-Pair = int | Sequence[int]
+Pair = int | tuple[int, ...]
 
 
 class _Seen(TorchFunctionMode):

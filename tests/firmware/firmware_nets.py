@@ -18,7 +18,12 @@ from edgetrain.zoo.models.autoencoder import autoencoder
 from edgetrain.zoo.models.ds_cnn import ds_cnn
 from edgetrain.zoo.models.lenet import lenet
 from edgetrain.zoo.models.minilearn import (
-    CIFAR_SHAPE, HAR_SHAPE, KWS_SHAPE, minilearn_cifar, minilearn_har, minilearn_kws,
+    CIFAR_SHAPE,
+    HAR_SHAPE,
+    KWS_SHAPE,
+    minilearn_cifar,
+    minilearn_har,
+    minilearn_kws,
 )  # fmt: skip
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 
