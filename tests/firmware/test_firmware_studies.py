@@ -52,7 +52,7 @@ def test_an_autoencoder_hears_faults_of_a_bearing_that_it_never_heard(tmp_path: 
     found = bearings.study(data("cwru_bearing"), tmp_path / "board")
     assert len(found.auroc) == 2
     assert min(found.auroc.values()) >= 0.95
-    assert max(found.before.values()) < 0.9  # it is training that tells them apart
+    assert max(found.before.values()) < 0.9  # with this seed it is training that tells them apart
     assert found.run.built.ram_bytes <= RAM_BYTES
     here = bearings.study(data("cwru_bearing"), tmp_path / "here", target="linux-x86_64")
     assert found.run.losses == here.run.losses
