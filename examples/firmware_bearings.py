@@ -3,7 +3,7 @@
 python examples/firmware_bearings.py FOLDER     with recordings of the CWRU Bearing Data Center (see docs/firmware.md)
 
 It learns to rebuild spectra of a normal bearing; what it rebuilds badly is a fault. Tested on what it never heard: the
-recordings of two faults, and the last seven seconds of the normal one, a second after the twelve that it learned from.
+recordings of two faults, and the last 1.8 seconds of the normal one, a quarter second after the three that it learned.
 """
 
 import argparse
