@@ -75,4 +75,5 @@ def _slower(recording: torch.Tensor) -> torch.Tensor:
     part = FAST_HZ // RATE_HZ
     length = len(recording) // part
     spectrum = torch.fft.rfft(recording[: length * part])
-    return torch.fft.irfft(spectrum[: length // 2 + 1] / part, n=length)
+    slower: torch.Tensor = torch.fft.irfft(spectrum[: length // 2 + 1] / part, n=length)
+    return slower
