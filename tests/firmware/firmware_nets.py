@@ -121,7 +121,7 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 def slow_sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """For MobileNetV2 with fresh weights, whose gradients are up to a hundred times as large as its weights."""
-    return torch.optim.SGD(parameters, lr=1e-5, momentum=0.9, weight_decay=1e-4)
+    return torch.optim.SGD(parameters, lr=1e-5)
 
 
 def plain_sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
