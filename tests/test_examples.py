@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+# Those of firmware need data and an emulator: tests/firmware/test_firmware_studies.py runs them.
+EXAMPLES = sorted(
+    path for path in (Path(__file__).parent.parent / "examples").glob("*.py") if not path.name.startswith("firmware_")
+)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -4,18 +4,21 @@ In:  a project, the model, loss and optimizer that it was exported from (as they
 Out: `Row`s: the error of each tensor in the firmware, and the error of PyTorch's own float32.
 
     error         the largest |firmware - float64| of a tensor
-    allowed       FACTOR × the largest |PyTorch float32 - float64|, and never less than the spacing of floats there
+    torch_error   the largest |PyTorch float32 - float64| of it, over several runs that are equally right
+    allowed       FACTOR × torch_error, and never less than the spacing of floats there
+
+One run of PyTorch is one draw of a random error, and may be lucky: so there are several, with the same sums in another
+order. And rounding decides on which side of a ReLU's bend an activation lies that is next to it: so each float64 run
+takes the sides of the run that it is held against. `references.py` has both, and says how sides are known.
 
 Dropout draws its masks otherwise than PyTorch does: a model that has it is compared by its parts, not here.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +26,8 @@ from torch import nn
 from edgetrain.errors import EdgetrainError
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
+from edgetrain.firmware.references import FACTOR, Batch, References, Tensors
 
-FACTOR = 4.0
-Batch = Sequence[torch.Tensor]
 _EPS = torch.finfo(torch.float32).eps
 
 
@@ -40,7 +42,7 @@ class WrongNumbers(EdgetrainError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """what: "gradient" or "tensor". step: counted from 1."""
+    """what: "gradient" or "tensor". step: counted from 1. scale: the largest number of the tensor."""
 
     what: str
     name: str
@@ -56,6 +58,11 @@ class Row:
     @property
     def right(self) -> bool:
         return self.error <= self.allowed  # NaN is not
+
+    @property
+    def ratio(self) -> float:
+        """The error in PyTorch's own errors; at most FACTOR where it is right. 0 where it is no more than spacing."""
+        return FACTOR * self.error / self.allowed if self.allowed else (0.0 if self.error == 0.0 else float("inf"))
 
     def __str__(self) -> str:
         return f"{self.what} {self.name} after step {self.step}: off by {self.error:.3g}, allowed {self.allowed:.3g}"
@@ -76,14 +83,26 @@ def compare(
     Model and optimizer stay as they are.
     """
     run = run_firmware(folder, batches, variant=variant, compiler=compiler)
-    single, double = _Twin(model, optimizer, torch.float32), _Twin(model, optimizer, torch.float64)
+    references = References(model, loss, optimizer)
+    return run, rows_of({len(batches): run}, references, batches, shown=range(1, len(batches) + 1))
+
+
+def rows_of(
+    runs: Mapping[int, Run], references: References, batches: Sequence[Batch], *, shown: Container[int] | None = None
+) -> list[Row]:
+    """Runs of the firmware by their number of steps, all over the same batches, against the same runs of PyTorch.
+
+    The tensors after the last step of each. shown: the steps whose gradients are compared; by default the same ones.
+    """
+    longest, shown = runs[max(runs)], runs if shown is None else shown
     rows: list[Row] = []
-    for step, batch in enumerate(batches, 1):
-        right, plain = double.step(loss, batch), single.step(loss, batch)
-        if run.gradients:
-            rows += _rows("gradient", step, run.gradients[step - 1], plain, right)
-    rows += _rows("tensor", len(batches), run.tensors, single.tensors(), double.tensors())
-    return run, rows
+    for step, batch in enumerate(batches[: max(runs)], 1):
+        references.step(batch, longest.gradients[step - 1] if longest.gradients else None)
+        if longest.gradients and step in shown:
+            rows += _rows("gradient", step, longest.gradients[step - 1], references.gradients())
+        if step in runs:
+            rows += _rows("tensor", step, runs[step].tensors, references.tensors())
+    return rows
 
 
 def require_right(rows: Sequence[Row]) -> None:
@@ -92,49 +111,14 @@ def require_right(rows: Sequence[Row]) -> None:
         raise WrongNumbers(wrong)
 
 
-def _rows(
-    what: str, step: int, found: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor],
-    right: Mapping[str, torch.Tensor],
-) -> list[Row]:  # fmt: skip
-    rows = []
+def _rows(what: str, step: int, found: Tensors, known: tuple[Tensors, list[tuple[Tensors, Tensors]]]) -> Iterator[Row]:
+    exact, pairs = known
     for name, value in found.items():
-        if name not in right:
-            continue
-        exact = right[name].double()
-        error, own = (_furthest(value.double(), exact), _furthest(plain[name].double(), exact))
-        rows.append(Row(what, name, step, error, own, _furthest(exact, torch.zeros_like(exact))))
-    return rows
+        if name in exact:
+            own = max(_furthest(single[name], double[name]) for single, double in pairs)
+            scale = _furthest(exact[name], torch.zeros_like(exact[name]))
+            yield Row(what, name, step, _furthest(value, exact[name]), own, scale)
 
 
 def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max()) if a.numel() else 0.0
-
-
-class _Twin:
-    """A copy of model and optimizer in another precision, with all state of the optimizer."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
-        both: tuple[nn.Module, torch.optim.Optimizer] = copy.deepcopy((model, optimizer))
-        self.model, self.optimizer = both
-        self.model.to(dtype)
-        for state in self.optimizer.state.values():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.is_floating_point() and key != "step":
-                    state[key] = value.to(dtype)
-        self.dtype = dtype
-
-    def step(self, loss: Callable[..., torch.Tensor], batch: Batch) -> dict[str, torch.Tensor]:
-        self.optimizer.zero_grad()
-        given = [t.to(self.dtype) if t.is_floating_point() else t for t in batch]
-        loss(self.model, *given).backward()
-        found = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
-        self.optimizer.step()
-        return found
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters, buffers and the optimizer's state, by the names that a graph gives them."""
-        found: dict[str, Any] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
-        for p, state in self.optimizer.state.items():
-            found.update({f"{names[p]}.{key}": torch.as_tensor(value) for key, value in state.items() if p in names})
-        return {name: value.detach() for name, value in found.items() if value is not None}
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0

@@ -15,7 +15,16 @@ from edgetrain.firmware.export import Project
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
 from edgetrain.zoo.models.autoencoder import autoencoder
+from edgetrain.zoo.models.ds_cnn import ds_cnn
 from edgetrain.zoo.models.lenet import lenet
+from edgetrain.zoo.models.minilearn import (
+    CIFAR_SHAPE,
+    HAR_SHAPE,
+    KWS_SHAPE,
+    minilearn_cifar,
+    minilearn_har,
+    minilearn_kws,
+)  # fmt: skip
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 
 Batch = tuple[torch.Tensor, ...]
@@ -105,14 +114,23 @@ NETS = {
     "autoencoder": Net(lambda: autoencoder(width=0.25), (1, 28, 28)),
     "mlp": Net(lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3)), (12,), 3),
     "tiny_cnn": Net(tiny_cnn, (1, 10, 10), 3, samples=2),
+    "ds_cnn": Net(ds_cnn, (1, 49, 10), 12),
+    "minilearn_kws": Net(minilearn_kws, KWS_SHAPE, 12),
+    "minilearn_cifar": Net(minilearn_cifar, CIFAR_SHAPE, 10),
+    "minilearn_har": Net(minilearn_har, HAR_SHAPE, 6),
     "everything": Net(Everything, (3, 17, 16), 5),
     "frozen": Net(frozen, (3, 16, 16), 5),
-    "mobilenet_v2": Net(narrow_mobilenet, (3, 64, 64), 10, samples=2),
+    "mobilenet_v2": Net(narrow_mobilenet, (3, 64, 64), 10, samples=4),
 }
 
 
 def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+
+def slow_sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """For MobileNetV2 with fresh weights, whose gradients are up to a hundred times as large as its weights."""
+    return torch.optim.SGD(parameters, lr=1e-5)
 
 
 def plain_sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from firmware_nets import NETS, Made, Net, adam, make, plain_sgd
+from firmware_nets import NETS, Made, Net, adam, make, plain_sgd, sgd
 from torch import nn
 
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import FirmwareFailed, Run, command, run_firmware, write_batches
+from edgetrain.firmware.references import References
 
 missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
@@ -132,6 +133,20 @@ def test_two_runs_are_the_same_to_the_byte_and_so_is_the_time_on_the_board(board
     assert written[0].keys() >= {"losses.bin", "trained.bin", "report.bin", "shown.bin"}
     assert written[0] == written[1]
     assert len(set(struct.unpack("<20f", written[0]["losses.bin"]))) == 20  # the clock ran
+
+
+def test_a_hundred_steps_in_the_emulator_are_as_exact_as_pytorch_and_the_same_bits_as_here(tmp_path: Path) -> None:
+    net, steps = NETS["minilearn_har"], 100
+    here, there = (make(net, tmp_path / t, optimizer=sgd, target=t) for t in ("linux-x86_64", "nrf52840"))
+    batches = here.batches(steps)
+    run, expected = (run_firmware(made.project.folder, batches, variant="debug") for made in (there, here))
+    assert run.losses == expected.losses
+    assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
+    for a, b in zip(run.gradients, expected.gradients, strict=True):
+        assert all(torch.equal(value, b[name]) for name, value in a.items())
+    rows = parity.rows_of({steps: run}, References(there.model, net.loss, there.optimizer), batches)
+    parity.require_right(rows)
+    assert {row.what for row in rows} == {"gradient", "tensor"}
 
 
 STRAY = {

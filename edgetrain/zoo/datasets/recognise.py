@@ -8,6 +8,7 @@ is wrong is a UserError that names the file.
     digits                                       digits.py   shipped with edgetrain
     folder with train-images-idx3-ubyte …        idx.py      MNIST, Fashion-MNIST
     folder with data_batch_1.bin …               cifar.py    CIFAR-10, binary version
+    folder with kws01_mfcc_int8_1000.tar.xz      keywords.py MLPerf Tiny's keywords
     folder with a sub-folder of photos a class   folder.py
     FILE.txt, FILE.txt.gz                        text.py     next character
 """
@@ -18,13 +19,14 @@ import difflib
 from pathlib import Path
 
 from edgetrain.errors import UserError
-from edgetrain.zoo.datasets import cifar, digits, folder, idx, text
+from edgetrain.zoo.datasets import cifar, digits, folder, idx, keywords, text
 from edgetrain.zoo.datasets.base import Data
 
 PUBLIC = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/ (the four .gz files)",
     "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist (the four .gz files)",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version, unpacked)",
+    "keywords": "https://github.com/eembc/energyrunner (datasets/kws01, as kws01_mfcc_int8_1000.tar.xz)",
     "flowers": "http://download.tensorflow.org/example_images/flower_photos.tgz (unpacked)",
     "tinyshakespeare": "https://github.com/karpathy/char-rnn (data/tinyshakespeare/input.txt)",
 }
@@ -33,6 +35,7 @@ POSSIBLE = """one of
     a folder of photos     with a sub-folder of .jpg or .png files for each class
     a folder of idx files  as MNIST and Fashion-MNIST come, plain or .gz
     a folder of .bin files as CIFAR-10's binary version comes, plain, .gz or .xz
+    keywords as MFCCs      kws01_mfcc_int8_1000.tar.xz of MLPerf Tiny
     a text file            .txt or .txt.gz, UTF-8"""
 
 
@@ -80,6 +83,8 @@ def _load_path(path: Path, input_size: int | None, channels: int | None, sequenc
         return idx.load(path, input_size=input_size, channels=channels)
     if cifar.recognises(path):
         return cifar.load(path, input_size=input_size, channels=channels)
+    if keywords.recognises(path):
+        return keywords.load(path, input_size=input_size, channels=channels, seed=seed)
     if folder.recognises(path):
         return folder.load(path, input_size=input_size, channels=channels, seed=seed)
     raise UserError(f"{path} is no data set that edgetrain knows.", expected=POSSIBLE, next_step=_advice(path))
