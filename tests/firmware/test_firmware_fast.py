@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from firmware_nets import NETS, Made, Net, Optimizers, adam, make, nesterov, plain_sgd, sgd
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_firmware_random_nets import ROUNDING, OPTIMIZERS, nets
+from test_firmware_random_nets import OPTIMIZERS, ROUNDING, nets
 from torch import nn
 
 from edgetrain.errors import UserError
