@@ -26,6 +26,8 @@ TESTS = (
     "tests/plan/test_random_programs_under_fire.py",
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
+    "tests/firmware/test_firmware_random_nets.py",
+    "tests/firmware/test_firmware_fast.py",
 )
 
 
