@@ -178,7 +178,7 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
         source.write_text(text)
 
 
-CORNER = "conv2d_forward(conv2d_2, norm_1, blocks_0_0_weight, NULL, &blocks_0_0_shape);"
+CORNER = "depthwise3x3_forward(conv2d_2, norm_1, blocks_0_0_weight, NULL, &blocks_0_0_shape);"
 SUBTLE = {
     "momentum, off by 1 %": (".momentum = 0.9f", ".momentum = 0.909f"),
     "another eps": ("1e-05f", "1.2e-05f"),

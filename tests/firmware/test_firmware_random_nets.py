@@ -19,7 +19,7 @@ from torch import nn
 
 from edgetrain.firmware import parity
 
-EXAMPLES = max(int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 12, 1)
+EXAMPLES = max(int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 20, 1)
 # Beyond 4 × PyTorch's own error: a gradient may be zero but for rounding, as that of a bias before a batch norm is.
 ROUNDING = 1e-6
 
