@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 import torch
-from nets import CASES, Case, Recurrent
-from plain import OptimizerMaker, Snapshot, Training, bits, differing, relative_error, run, sgd, training
-from torch import Tensor, nn
-from torch.nn import functional as F
+from budget_nets import (
+    PLAN_TIME_S,
+    adam,
+    assert_account,
+    assert_same,
+    batches_of,
+    by_hand,
+    infeasible,
+    three_steps,
+    work_of,
+)
+from nets import CASES, Case
+from plain import OptimizerMaker, Snapshot, bits, differing, relative_error, run, sgd, training
+from torch import Tensor
 
 import edgetrain as et
 from edgetrain import child
@@ -26,7 +31,6 @@ from edgetrain.graph.capture import capture_with_externals
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops import norm
-from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
@@ -36,193 +40,6 @@ pytestmark = [
     pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
     pytest.mark.usefixtures("one_cache", "one_round"),
 ]
-PLAN_TIME_S = 0.25
-
-
-# ---- nets -----------------------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """Convolution, batch norm and ReLU, twice, with the input added before the last ReLU."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.norm_a, self.norm_b = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.norm_b(self.b(F.relu(self.norm_a(self.a(x))))))
-
-
-def residual() -> nn.Module:
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)]
-    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU6(), *(Block(6) for _ in range(3)), *head)
-
-
-def dropout() -> nn.Module:
-    layers = [m for _ in range(4) for m in (nn.Linear(12, 12), nn.Tanh(), nn.Dropout(0.4))]
-    return nn.Sequential(nn.Linear(8, 12), *layers, nn.Linear(12, 5))
-
-
-class Tied(nn.Module):
-    """The embedding is the output layer too, and one layer is used again and again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.hidden = nn.Linear(8, 8)
-        self.output = nn.Linear(8, 11, bias=False)
-        self.output.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embedding(x)
-        for _ in range(5):
-            h = torch.tanh(self.hidden(h)) + h
-        out: Tensor = self.output(h).mean(1)
-        return out
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, activation="gelu", batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.layers(x).mean(1))
-        return out
-
-
-class Writes(nn.Module):
-    """In-place ops and views of every sort between layers, and a buffer that forward changes."""
-
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(10, 10) for _ in range(5))
-        self.head = nn.Linear(10, 5)
-        self.register_buffer("seen", torch.zeros(10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number, layer in enumerate(self.layers):
-            x = layer(x)
-            x[:, number] += 2 * x[:, 9 - number]
-            x = x.t().contiguous().t().mul_(1.5).tanh_()
-            y = x.view(-1, 5, 2)[:, :, 1].exp()
-            x = torch.cat([y, x[:, ::2] * y], 1)
-            with torch.no_grad():
-                self.seen.mul_(0.9).add_(x.mean(0), alpha=0.1)
-            x = x - self.seen.clone()
-        out: Tensor = self.head(x)
-        return out
-
-
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent = Recurrent(nn.LSTM(8, 6, num_layers=2, dropout=0.3, batch_first=True))
-        self.head = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.recurrent(x)[:, -1])
-        return out
-
-
-def floats(*shape: int) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, generator: torch.randn(n, *shape, generator=generator)
-
-
-def tokens(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(11, (n, 6), generator=generator)
-
-
-NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, torch.Generator], Tensor]]] = {
-    "residual": (residual, floats(3, 10, 10)),
-    "dropout": (dropout, floats(8)),
-    "tied": (Tied, tokens),
-    "transformer": (Transformer, floats(5, 16)),
-    "writes": (Writes, floats(10)),
-    "LSTM": (Lstm, floats(5, 8)),
-}
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01, weight_decay=0.01)
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
-def work_of(net: str, optimizer: OptimizerMaker = sgd) -> Training:
-    torch.manual_seed(2)
-    return training(NETS[net][0](), cross_entropy, optimizer)
-
-
-def batches_of(net: str, count: int = 3, n: int = 8) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    return [(NETS[net][1](n, generator), torch.randint(5, (n,), generator=generator)) for _ in range(count)]
-
-
-# ---- what every step under a budget must do -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Run3:
-    """What three steps left behind."""
-
-    plan: Plan
-    graph: Graph
-    losses: Tensor
-    snapshot: Snapshot
-
-
-def assert_account(step: CompiledStep, *, first: bool = False) -> None:
-    """The step asked the arena for exactly the bytes of its plan."""
-    found = step.arena
-    assert found is not None
-    if first:  # an update that sets its state has no use for the few bytes of a factor
-        assert -16 <= found.most_bytes + step.plan.persistent_bytes - step.plan.peak_bytes <= 0
-        return
-    assert found.most_bytes + step.plan.persistent_bytes == step.plan.peak_bytes
-
-
-def three_steps(net: str, optimizer: OptimizerMaker = sgd, **options: Any) -> Run3:
-    work, batches = work_of(net, optimizer), batches_of(net)
-    step = et.prepare(work.model, work.loss, work.optimizer, batches[0], plan_time_s=PLAN_TIME_S, **options)
-    compiled = step.compiled(*batches[0])
-    losses = []
-    torch.manual_seed(4)
-    for batch in batches:
-        losses.append(step(*batch))
-        assert step.compiled(*batch) is compiled
-        assert_account(compiled, first=len(losses) == 1)
-    last = compiled.arena
-    assert last is None or (last.improvised, last.unused) == (0, 0)  # what the third step asks for is known
-    return Run3(step.plan, step.graph, torch.stack(losses), work.snapshot())
-
-
-def assert_same(found: Run3, right: Run3) -> None:
-    """Losses, parameters, buffers, optimizer state and random state, bit for bit."""
-    assert found.graph.key == right.graph.key
-    assert torch.equal(bits(found.losses), bits(right.losses))
-    assert differing(found.snapshot, right.snapshot) == []
-
-
-def infeasible(net: str, memory: int, optimizer: OptimizerMaker = sgd, **options: Any) -> Infeasible:
-    work = work_of(net, optimizer)
-    before = work.snapshot()
-    with pytest.raises(Infeasible) as caught:
-        et.prepare(
-            work.model, work.loss, work.optimizer, batches_of(net)[0],
-            memory=memory, plan_time_s=PLAN_TIME_S, **options,
-        )  # fmt: skip
-    assert differing(work.snapshot(), before) == []
-    return caught.value
-
-
 SWEPT = [
     ("residual", sgd, "preserve"),
     ("residual", sgd, "auto"),
@@ -310,12 +127,6 @@ def test_a_net_of_every_kind_with_everything_recomputed_trains_as_plain_pytorch(
     step = CompiledStep(found.graph, plan, work.model, work.optimizer, found.externals)
     assert torch.equal(bits(run(step, batches)), bits(losses))
     assert differing(work.snapshot(), right) == []
-
-
-def by_hand(net: str, updates: Updates) -> tuple[Training, Graph, Problem]:
-    work = work_of(net)
-    graph = et.capture(work.model, work.loss, work.optimizer, batches_of(net)[0])
-    return work, graph, problem(graph, et.measure_costs(graph, rounds=1), updates)
 
 
 @pytest.mark.parametrize("updates", ["early", "guarded", "together"])
@@ -487,196 +298,3 @@ def test_a_solver_that_is_killed_leaves_the_plan_that_was_there(
     monkeypatch.setattr(child, "forked", lambda work, **_: forked(lambda: os.kill(os.getpid(), signal.SIGKILL)))
     answer = infeasible("dropout", right.plan.persistent_bytes + 1)
     assert three_steps("dropout", memory=answer.smallest_bytes).plan.peak_bytes <= answer.smallest_bytes
-
-
-# ---- where bytes hide -----------------------------------------------------------------------------------------
-
-
-class TwoBiases(nn.Module):
-    """Two parameters have the very same gradient; a third has one that is a number spread over it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 400, bias=False)
-        self.a, self.b, self.c = (nn.Parameter(torch.randn(400)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + (self.a + self.b) + self.c.sum()
-        return out
-
-
-def squares(model: nn.Module, x: Tensor) -> Tensor:
-    out: Tensor = model(x).square().mean()
-    return out
-
-
-@pytest.mark.parametrize("optimizer", [sgd, adam])
-def test_gradients_that_updates_may_not_overwrite_are_in_the_account(optimizer: OptimizerMaker) -> None:
-    torch.manual_seed(0)
-    work = training(TwoBiases(), squares, optimizer)
-    plain = work.twin()
-    x = torch.randn(2, 8)
-    step = et.prepare(work.model, work.loss, work.optimizer, (x,), memory="1GB")
-    for _ in range(3):
-        assert torch.equal(step(x), plain.plain_step(x))
-        assert_account(step.compiled(x))
-    assert differing(work.snapshot(), plain.snapshot()) == []
-
-
-@pytest.mark.parametrize("net", ["residual", "dropout"])
-@pytest.mark.parametrize("optimizer", [sgd, adam])
-def test_checking_and_copying_are_in_the_account(
-    net: str, optimizer: OptimizerMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert three_steps(net, optimizer, memory="1GB", check_finite=True).plan.updates != "early"
-    for updates in ("guarded", "together"):
-        monkeypatch.setattr("edgetrain.run.step.keep_all", functools.partial(keep_all, updates=updates))
-        assert three_steps(net, optimizer, memory="1GB").plan.updates == updates
-
-
-def test_gradients_take_no_more_than_a_step_and_themselves() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh())))
-    work = training(net, squares)
-    x = torch.randn(512, 16)
-    whole = et.prepare(work.model, work.loss, work.optimizer, (x,), memory="1GB")
-    right, kept = whole.gradients(x), whole.plan.peak_bytes
-    step = et.prepare(work.model, work.loss, work.optimizer, (x,), memory=kept * 2 // 3, plan_time_s=PLAN_TIME_S)
-    found = step.gradients(x)
-    assert step.plan.recomputed
-    assert all(torch.equal(bits(found[name]), bits(right[name])) for name in right)
-    compiled = step.compiled(x)
-    assert compiled._arenas is not None
-    taken = compiled._arenas[0].last.most_bytes + step.plan.persistent_bytes
-    assert taken <= step.plan.peak_bytes + sum(g.nbytes for g in right.values())
-    assert taken < kept
-
-
-def doubled(model: nn.Module, x: Tensor) -> Tensor:
-    x.mul_(2)
-    return squares(model, x)
-
-
-@pytest.mark.parametrize("options", [{}, {"memory": "1GB"}, {"check_finite": True}], ids=str)
-def test_a_batch_that_the_loss_changes_is_changed_once(options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    work = training(nn.Linear(8, 4), doubled)
-    plain = work.twin()
-    ours, theirs = torch.ones(3, 8), torch.ones(3, 8)
-    step = et.prepare(work.model, work.loss, work.optimizer, (ours,), **options)
-    step.gradients(ours)
-    step.trace_memory(ours)
-    assert torch.equal(ours, torch.ones(3, 8))
-    for _ in range(3):
-        assert torch.equal(step(ours), plain.plain_step(theirs))
-        assert torch.equal(ours, theirs)
-        assert_account(step.compiled(ours)) if "memory" in options else None
-
-
-def test_two_models_train_in_two_threads() -> None:
-    def trained(alone: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        works = [training(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)), squares) for _ in range(2)]
-        x = torch.randn(64, 16)
-        steps = [et.prepare(work.model, work.loss, work.optimizer, (x,), memory="1GB") for work in works]
-        threads = [Thread(target=lambda step=step: [step(x) for _ in range(30)]) for step in steps]
-        for thread in threads:
-            thread.start()
-            if alone:
-                thread.join()
-        for thread in threads:
-            thread.join()
-        return [parameter.detach() for work in works for parameter in work.model.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
-
-
-def variants() -> Sequence[tuple[str, OptimizerMaker]]:
-    found: list[tuple[str, OptimizerMaker]] = [
-        ("SGD", lambda p: torch.optim.SGD(p, lr=0.1)),
-        ("nesterov", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)),
-        ("maximize", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, maximize=True)),
-        ("amsgrad", lambda p: torch.optim.Adam(p, amsgrad=True)),
-        ("AdamW", torch.optim.AdamW),
-    ]
-    return found
-
-
-@pytest.mark.parametrize(("name", "optimizer"), variants(), ids=lambda v: v if isinstance(v, str) else "")
-def test_every_optimizer_keeps_the_account(name: str, optimizer: OptimizerMaker) -> None:
-    right = three_steps("dropout", optimizer, memory="1GB")
-    memory = infeasible("dropout", right.plan.persistent_bytes + 1, optimizer).smallest_bytes
-    assert_same(three_steps("dropout", optimizer, memory=memory), right)
-
-
-def test_a_step_that_fails_under_a_budget_changes_nothing() -> None:
-    """An index that is out of range, after dropout was drawn and statistics were updated."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.5), nn.Linear(12, 5))
-    work = training(net, cross_entropy)
-    x, y = torch.randn(16, 8), torch.randint(5, (16,))
-    peak = et.prepare(work.model, work.loss, work.optimizer, (x, y), memory="1GB").plan.peak_bytes
-    step = et.prepare(work.model, work.loss, work.optimizer, (x, y), memory=peak - 1, plan_time_s=PLAN_TIME_S)
-    step(x, y)
-    twin = work.twin()
-    state = torch.get_rng_state()
-    before = work.snapshot()
-    with pytest.raises(IndexError):
-        step(x, torch.full_like(y, 99))
-    assert differing(work.snapshot(), before) == []
-    value = step(x, y)
-    torch.set_rng_state(state)
-    other = et.prepare(twin.model, twin.loss, twin.optimizer, (x, y), memory="1GB")
-    torch.set_rng_state(state)
-    assert torch.equal(other(x, y), value)
-    assert differing(twin.snapshot(), work.snapshot()) == []
-
-
-def test_plan_of_another_exactness_is_not_taken_from_the_disk() -> None:
-    """`exact` is what the caller knows of the graph; a plan kept by one caller does not speak for another."""
-    _, graph, task = by_hand("residual", "early")
-    answer = infeasible("residual", 10_000, memory_format="preserve")
-    budget = et.Budget((task.keep_all.peak_bytes + answer.smallest_bytes) // 2)
-    for exact in ("rounding", "bitwise"):
-        made = et.plan(graph, task.costs, budget, time_limit_s=PLAN_TIME_S, exact=exact)
-        assert made.exact == exact
-
-
-def test_time_is_the_time_of_the_order_and_never_below_the_bound() -> None:
-    _, graph, task = by_hand("residual", "early")
-    answer = infeasible("residual", 10_000, memory_format="preserve")
-    for budget in (task.keep_all.peak_bytes - 1, (task.keep_all.peak_bytes + answer.smallest_bytes) // 2):
-        made = et.plan(graph, task.costs, et.Budget(budget), time_limit_s=PLAN_TIME_S)
-        assert made.time_s == pytest.approx(task.costs.time_s(made.order))
-        assert made.keep_all_time_s == pytest.approx(task.keep_all_time_s)
-        assert made.bound is not None
-        assert made.bound.time_s is not None
-        assert made.time_s is not None
-        assert task.keep_all_time_s <= made.bound.time_s <= made.time_s * (1 + 1e-9)
-        assert replace(made, bound=None, exact="bitwise") == task.plan(made.order, planner="optimal")
-
-
-class Shared(nn.Module):
-    """Two parameters with one gradient, and one whose gradient is a single number spread out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Parameter(torch.randn(1000)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.a + self.b) * x + self.c.sum()
-
-
-@pytest.mark.parametrize("optimizer", [sgd, adam])
-def test_an_update_that_may_not_overwrite_its_gradient_is_planned_with_its_copy(optimizer: OptimizerMaker) -> None:
-    work = training(Shared(), lambda model, x: model(x).square().mean(), optimizer)
-    plain, x = work.twin(), torch.randn(1000)
-    graph = et.capture(work.model, work.loss, work.optimizer, (x,))
-    costs = et.measure_costs(graph, rounds=1)
-    plan = et.plan(graph, costs, et.Budget(), updates="early")
-    step = CompiledStep(graph, plan, work.model, work.optimizer, {}, costs=costs)
-    for _ in range(3):
-        assert torch.equal(step(x), plain.plain_step(x))
-        assert differing(work.snapshot(), plain.snapshot()) == []
-    assert step.arena is not None
-    assert step.arena.most_bytes == plan.peak_bytes - plan.persistent_bytes
