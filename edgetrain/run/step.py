@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -34,14 +33,14 @@ from edgetrain.graph.capture import Captured, MemoryFormat, Unused, capture_with
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.mean_loss import has_samples, sample_items
+from edgetrain.graph.mean_loss import sample_items
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import Number, TooSmall, counts, kept_bytes, number_of, with_line, within
+from edgetrain.plan.micro_batches import Number, TooSmall, counts, kept_bytes, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
-from edgetrain.plan.planning import check_planner, least_bytes
+from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
@@ -49,9 +48,9 @@ from edgetrain.run.adaptive import BudgetWatch, Ladder, Switch, automatic, given
 from edgetrain.run.compiled import CompiledStep, Known, LayoutMismatch
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
+from edgetrain.run.options import Options, StepFormat
 
 T = TypeVar("T")
-StepFormat = Literal["auto", "preserve", "channels_last"]
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
 
@@ -62,54 +61,6 @@ class PagingWarning(UserWarning):
 
 class BudgetWarning(UserWarning):
     """The budget fell in the middle of a step, and could not be followed. The step is right all the same."""
-
-
-@dataclass(frozen=True)
-class Options:
-    unused: Unused = "error"
-    memory_format: StepFormat = "auto"
-    check_finite: bool = False
-    clip_norm: float | None = None
-    keep_memory: bool = True
-    use_cache: bool = True
-    memory_bytes: int | None = None
-    process_memory_bytes: int | None = None
-    planner: str = "auto"
-    plan_time_s: float = 10.0
-    page_to: str | None = None
-    follow: Callable[[], object] | Literal["auto"] | None = None
-    micro_batches: int | Literal["auto"] | None = None
-    allow_inexact: bool = False
-
-    def __post_init__(self) -> None:
-        check_planner(self.planner)
-        _one_of("unused", self.unused, Unused)
-        _one_of("memory_format", self.memory_format, StepFormat)
-        if self.clip_norm is not None:
-            _above_0("clip_norm", self.clip_norm)
-        _above_0("plan_time_s", self.plan_time_s)
-        count = self.micro_batches
-        if count not in (None, "auto") and not (type(count) is int and count >= 1):
-            raise UserError(
-                "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
-            )
-        needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
-        if self.follow is not None and self.process_memory_bytes is not None:
-            raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
-        if needs and self.planner not in ("auto", "keep-all"):
-            raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
-        if needs and self.page_to is not None:
-            raise UserError("without a budget nothing is paged", next_step="give memory or process_memory")
-
-    @property
-    def keeps_all(self) -> bool:
-        bounded = (self.memory_bytes, self.process_memory_bytes, self.follow) != (None, None, None)
-        return not bounded and self.planner in ("auto", "keep-all")
-
-    def count(self, batch: Sequence[object]) -> Number:
-        """Of micro-batches. SAGE leaves the batch whole where nothing in it can be cut."""
-        count = number_of(self.micro_batches, self.planner)
-        return 1 if count == "fewest" and not has_samples(batch) else count
 
 
 @dataclass
@@ -195,17 +146,6 @@ def captured_apart(capture: Callable[[], T]) -> T:
     with contextlib.suppress(InternalError):
         child.forked(work)
     return capture()
-
-
-def _one_of(name: str, given: object, allowed: Any) -> None:
-    if given not in get_args(allowed):
-        expected = " or ".join(repr(value) for value in get_args(allowed))
-        raise UserError(f"{name} cannot be that", expected=expected, received=repr(given))
-
-
-def _above_0(name: str, given: object) -> None:
-    if not (isinstance(given, int | float) and 0 < given < math.inf):
-        raise UserError(f"{name} cannot be that", expected="a number above 0", received=repr(given))
 
 
 class Step:
