@@ -14,7 +14,7 @@ test: $(VENV)/.test | $(VENV)/.browser $(VENV)/.firmware
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) --jobs=2 --output-sync=line test-firmware test-rest
+	$(MAKE) --jobs=2 test-firmware test-rest
 
 # Firmware is compilers and emulators, one process after another: a core is left for the other tests.
 test-firmware: $(VENV)/.test
