@@ -110,7 +110,17 @@ def nets(draw: Any) -> Net:
 
 
 def _built(layers: list[nn.Module]) -> Any:
-    return lambda: nn.Sequential(*layers)
+    """Fresh norms have biases of 0, and what comes after them a mean of 0 but for rounding: then rounding chooses the side
+    of a ReLU for whole regions at once, those where a convolution met padding alone. A trained net has other biases."""
+
+    def build() -> nn.Module:
+        model = nn.Sequential(*layers)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d | nn.GroupNorm) and module.bias is not None:
+                nn.init.uniform_(module.bias, -0.5, 0.5)
+        return model
+
+    return build
 
 
 # Each example is a build: what fails is not made smaller, which would take minutes.
