@@ -110,8 +110,8 @@ def nets(draw: Any) -> Net:
 
 
 def _built(layers: list[nn.Module]) -> Any:
-    """Fresh norms have biases of 0, and what comes after them a mean of 0 but for rounding: then rounding chooses the side
-    of a ReLU for whole regions at once, those where a convolution met padding alone. A trained net has other biases."""
+    """Fresh norms have biases of 0, and what comes after them a mean of 0 but for rounding: then rounding chooses the
+    side of a ReLU for whole regions at once, where a convolution met padding alone. A trained net has other biases."""
 
     def build() -> nn.Module:
         model = nn.Sequential(*layers)
