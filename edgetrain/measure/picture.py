@@ -8,7 +8,7 @@ Out: the same from the file, which may come from anywhere: each field is checked
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,18 +113,20 @@ class Picture:
 # ---- from what was traced -------------------------------------------------------------------------------------
 
 
-def traced(trace: MemoryTrace, ran: Collection[str], name: str = "this step") -> Picture:
+def traced(traces: Sequence[MemoryTrace], ran: Collection[str], name: str = "this step") -> Picture:
     """The bytes over the ops that ran (by their names: views do not run), kernels' workspace included, and what is
-    alive at the peak."""
-    seen: set[str] = set()
+    alive at the peak. traces: of each micro-batch in turn; of one where the batch is taken whole."""
     instants = []
-    for op in trace.ops:
-        if op.name in ran:
-            held = op.during_bytes + op.workspace_bytes
-            instants.append(Instant(op.name, op.module, op.phase, held, op.name in seen))
-            seen.add(op.name)
-    curves = (Curve(name, trace.persistent_bytes, tuple(instants)),) if instants else ()
-    return Picture("Memory", "", None, curves, None, (_roles(trace), _alive(trace)))
+    for trace in traces:
+        seen: set[str] = set()
+        for op in trace.ops:
+            if op.name in ran:
+                held = op.during_bytes + op.workspace_bytes
+                instants.append(Instant(op.name, op.module, op.phase, held, op.name in seen))
+                seen.add(op.name)
+    most = max(traces, key=lambda trace: trace.peak_bytes)
+    curves = (Curve(name, most.persistent_bytes, tuple(instants)),) if instants else ()
+    return Picture("Memory", "", None, curves, None, (_roles(most), _alive(most)))
 
 
 def _roles(trace: MemoryTrace) -> Table:

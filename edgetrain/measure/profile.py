@@ -110,10 +110,11 @@ def profile(
         try:
             there = found_sources(device) if sources is None else tuple(sources)
             measured = measure(step, batch, there, folder.path, how, on_progress)
-            memory = step.trace_memory(*batch)
+            traces = step.trace_micro_batches(*batch)
+            memory = max(traces, key=lambda trace: trace.peak_bytes)
             attributed = tuple(_attributed(measured))
             save_attributed(attributed, folder.path)
-            save_picture(traced(memory, {op.name for op in measured.timeline.ops}), folder.path)
+            save_picture(traced(traces, {op.name for op in measured.timeline.ops}), folder.path)
             summary = {**_summary(measured, memory, step, batch), **_processor(processor)}
             record = replace(record, status="finished", summary=summary)
         except BaseException as error:

@@ -421,9 +421,14 @@ class MicroStep:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """That of the micro-batch that holds most; all is taken back."""
-        parts = {id(step): (step, given) for step, given, _ in self._parts(batch)}
-        traces = [step.trace_memory(*given) for step, given in parts.values()]
-        return max(traces, key=lambda trace: trace.peak_bytes)
+        return max(self.trace_parts(*batch), key=lambda trace: trace.peak_bytes)
+
+    def trace_parts(self, *batch: Any) -> tuple[MemoryTrace, ...]:
+        """That of each micro-batch in turn; those that are alike are traced once."""
+        parts = self._parts(batch)
+        traces = {id(step): (step, given) for step, given, _ in parts}
+        found = {number: step.trace_memory(*given) for number, (step, given) in traces.items()}
+        return tuple(found[id(step)] for step, _, _ in parts)
 
     def _parts(self, batch: Batch) -> list[tuple[CompiledStep, Batch, float]]:
         """Each micro-batch: its step, its slice, which is a view of the batch, and its part of the samples."""

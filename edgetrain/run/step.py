@@ -207,7 +207,15 @@ class Step:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """Run one step under observation and take it back: the bytes held at each op, what is alive at the peak."""
-        return self._try(batch, lambda step: step.trace_memory(*batch))
+        return max(self.trace_micro_batches(*batch), key=lambda trace: trace.peak_bytes)
+
+    def trace_micro_batches(self, *batch: Any) -> tuple[MemoryTrace, ...]:
+        """The same of each micro-batch in turn; of one where the batch is taken whole."""
+
+        def trace(step: CompiledStep | MicroStep) -> tuple[MemoryTrace, ...]:
+            return step.trace_parts(*batch) if isinstance(step, MicroStep) else (step.trace_memory(*batch),)
+
+        return self._try(batch, trace)
 
     def __repr__(self) -> str:
         return f"<edgetrain step of {type(self._model).__name__}: {self.plan}>"

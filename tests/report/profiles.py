@@ -78,7 +78,7 @@ def profiled(path: Path, step: Step, batch: tuple[torch.Tensor, ...], *, steps: 
     timeline = tracer.result()
     write_samples(folder.path, timeline, period_s)
     save_attributed([energies(timeline)], folder.path)
-    save_picture(traced(step.trace_memory(*batch), {op.name for op in timeline.ops}), folder.path)
+    save_picture(traced(step.trace_micro_batches(*batch), {op.name for op in timeline.ops}), folder.path)
     record = new_record(["edgetrain", "profile", "net", "--batch", "8"], timeline="timeline.json", samples=SAMPLES)
     folder.save(replace(record, status="finished", summary=summary(timeline, step)))
     return folder
