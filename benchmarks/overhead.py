@@ -1,6 +1,8 @@
 """What measuring costs: MobileNetV2 at batch 16 with nothing, with sampling, with sampling and tracing.
 
-    python benchmarks/overhead.py [--rounds 60] [--threads N] [--cores 0-7]     kept in benchmarks/results/overhead.json
+    python benchmarks/overhead.py [--rounds 60] [--threads N] [--cores 0-7] [--without nvidia]
+
+kept in benchmarks/results/overhead.json
 
 The ways take turns step by step, in random order (`edgetrain/measure/protocol.py`); an overhead is the median over the
 rounds of the ratio within each. Asked: at most 1 % for sampling, at most 3 % with tracing. `again` is nothing against
@@ -15,6 +17,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,9 @@ import edgetrain as et
 from edgetrain.measure.intervals import ratio_interval
 from edgetrain.measure.processor import Processor, parse_cores, using
 from edgetrain.measure.profile import found_sources
+from edgetrain.measure.protocol import SETTLE_S
 from edgetrain.measure.sampler import Sampler
+from edgetrain.measure.sensors import Source
 from edgetrain.measure.timeline import Tracer
 
 WAYS = ("nothing", "again", "sampling", "tracing")
@@ -33,7 +38,7 @@ ASKED = {"sampling": 0.01, "tracing": 0.03}
 WARM_UP = 5
 
 
-def times(rounds: int) -> dict[str, list[float]]:
+def times(rounds: int, sources: Sequence[Source]) -> dict[str, list[float]]:
     """Seconds of a step of each way in each round."""
     built = build(Case("mobilenet_v2", 16, "sgd"))
     step = et.prepare(built.model, built.loss, built.optimizer, built.batch)
@@ -43,10 +48,11 @@ def times(rounds: int) -> dict[str, list[float]]:
         tracer(*built.batch)
         for _ in range(WARM_UP):
             step(*built.batch)
-        with Sampler(found_sources(None), folder) as sampler:
+        with Sampler(sources, folder) as sampler:
             for _ in range(rounds):
                 for way in random.sample(WAYS, len(WAYS)):
                     (sampler.resume if way in ASKED else sampler.pause)()
+                    time.sleep(SETTLE_S)
                     began = time.perf_counter()
                     (tracer if way == "tracing" else step)(*built.batch)
                     found[way].append(time.perf_counter() - began)
@@ -58,11 +64,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cores", help="to train on, such as 0-7; the sampler then keeps to the others")
+    parser.add_argument("--without", nargs="*", default=[], help="sources that are not read")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     random.seed(0)
+    sources = [source for source in found_sources(None) if source.name not in given.without]
     with using(Processor(given.threads, parse_cores(given.cores) if given.cores else None)):
-        found = times(given.rounds)
+        found = times(given.rounds, sources)
     rows: dict[str, Any] = {}
     for way in WAYS[1:]:
         each = ratio_interval(found[way], found["nothing"])
@@ -75,6 +83,7 @@ def main() -> None:
         "rounds": given.rounds,
         "threads": given.threads,
         "cores": given.cores,
+        "sources": [source.name for source in sources],
         "step_s": step_s,
         "ways": rows,
     }

@@ -17,11 +17,13 @@ from edgetrain.measure.sensors.source import Source
 if TYPE_CHECKING:
     from edgetrain.measure.sampling import Clock, Series
 
-_READS_SHARE = 0.006  # of one core, for all reads together; waking up and writing take as much again
-_OTHERS_SHARE = 0.0025  # of it, for what does not tell ops apart
+_READS_SHARE = 0.005  # of one core, for all reads together; waking up and writing take as much again
+_OTHERS_SHARE = 0.0015  # of it, for what does not tell ops apart
+_FINE_S = 0.05  # a counter that needs longer windows does not tell ops apart
 _CHEAP_S = 20e-6  # a read: to read such a source less often saves little
 _TELLING_MAY = 8  # times what another source may take
 _SLOWEST = 32  # a source is read once in so many ticks at least
+_DEAR_S, _SLOWEST_DEAR = 1e-3, 64  # and one whose reads take longer than this, once in so many
 _POWER = {"J", "W", "A", "V"}
 _PAUSE_NS = 5_000_000
 
@@ -42,10 +44,16 @@ def share(series: Sequence[Series], period_ns: int) -> float:
 def slow_down(series: Sequence[Series]) -> bool:
     """Read the source that takes most half as often. What ops are told apart by may take several times what others do,
     and is left alone where its reads are cheap. False: none is left."""
-    open_ = [one for one in series if one.free and one.every < _SLOWEST and not (_tells(one) and one.cost_s < _CHEAP_S)]
+    open_ = [
+        one for one in series if one.free and one.every < _slowest(one) and not (_tells(one) and one.cost_s < _CHEAP_S)
+    ]
     if open_:
         max(open_, key=lambda one: one.cost_s / one.every / (_TELLING_MAY if _tells(one) else 1)).every *= 2
     return bool(open_)
+
+
+def _slowest(one: Series) -> int:
+    return _SLOWEST_DEAR if one.cost_s > _DEAR_S else _SLOWEST
 
 
 def _tells(one: Series) -> bool:
@@ -61,7 +69,8 @@ def useful(source: Source, period_ns: int) -> int:
 
 def _tells_ops(source: Source) -> bool:
     """Power and the CPU time of the process: what ops are told apart by."""
-    return source.name == process_time.NAME or any(channel.unit in _POWER for channel in source.channels)
+    fine = [channel for channel in source.channels if channel.least_window_s <= _FINE_S]
+    return source.name == process_time.NAME or any(channel.unit in _POWER for channel in fine)
 
 
 def costs_s(sources: Sequence[Source], clock: Clock) -> list[float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from edgetrain.devices.device import Device, load
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration
 from edgetrain.measure.sensors import Finding, Source, core_time, cpu_frequency, gives_power, process_time, timed
-from edgetrain.measure.sensors.modelled_power import NAME, ModelledPower, PowerModel
-from edgetrain.measure.sensors.source import Found, OpenFile, missing, readable, text, unreadable
+from edgetrain.measure.sensors.modelled_power import NAME, Clocks, ModelledPower, ModelledProcessPower, PowerModel
+from edgetrain.measure.sensors.source import Found, OpenFile, SystemClock, missing, readable, text, unreadable
 
 _HOW = "edgetrain calibrate, with a plug meter"
 
@@ -87,28 +86,31 @@ def _server(machine: calibration.Machine) -> PowerModel:
 
 
 def find_model(
-    root: Path = Path("/"),
-    *,
-    pid: int,
-    device: str | Path | None = None,
-    now: Callable[[], float] = time.monotonic,
-) -> Found:
-    """The model as a source of this machine."""
-    gives, resolution = "energy, modelled from CPU time", "10 ms ticks for the machine, 1 ns for the process"
+    root: Path = Path("/"), *, pid: int, device: str | Path | None = None, clock: SystemClock | None = None
+) -> list[Found]:
+    """The model as sources of this machine: of all of it, and of a process."""
+    gives, resolution = "energy, modelled from CPU time", "10 ms ticks; use over 200 ms and more"
     try:
         model = model_here(root, device)
     except UserError as error:
         if device is not None:
             raise
-        return unreadable(NAME, gives, resolution, error.next_step or error.what)  # a damaged calibration
+        return [unreadable(NAME, gives, resolution, error.next_step or error.what)]  # a damaged calibration
     if model is None:
-        return missing(NAME, gives, resolution, _HOW)
-    cores, process, clocks = core_time.find(root)[1], process_time.find(root, pid)[1], cpu_frequency.find(root)[1]
-    if cores is None and process is None:
-        return missing(NAME, gives, resolution)
-    source = ModelledPower(model, cores, process, clocks, _highest(root), now)
-    told = f"energy, {model.label}: {model.idle_w:.3g} W idle, {model.core_w:.3g} W a core ({model.source})"
-    return readable(source, told, resolution, None if model.calibrated else _HOW)
+        return [missing(NAME, gives, resolution, _HOW)]
+    cores, process, highest = core_time.find(root)[1], process_time.find(root, pid)[1], _highest(root)
+    told = f"{model.label}: {model.idle_w:.3g} W idle, {model.core_w:.3g} W a core ({model.source})"
+    fix = None if model.calibrated else _HOW
+    found: list[Found] = []
+    if cores is not None:
+        clocks = Clocks(cpu_frequency.find(root)[1], highest)
+        source = ModelledPower(model, cores, clocks, clock or SystemClock(time.CLOCK_MONOTONIC))
+        found.append(readable(source, f"energy of the machine, {told}", resolution, fix))
+    if process is not None:
+        clocks = Clocks(cpu_frequency.find(root)[1], highest)
+        own = ModelledProcessPower(model, process, clocks)
+        found.append(readable(own, f"energy that the process adds, {told}", "1 ns of CPU time", fix))
+    return found or [missing(NAME, gives, resolution)]
 
 
 def _highest(root: Path) -> dict[str, float]:
@@ -132,4 +134,4 @@ def with_model(
     if device is None and gives_power(found):
         finding, _ = missing(NAME, "not needed: a sensor tells power here", "")
         return [*found, (replace(finding, fix=None), None)]
-    return [*found, timed(*find_model(root, pid=pid, device=device), reads=reads)]
+    return [*found, *(timed(*each, reads=reads) for each in find_model(root, pid=pid, device=device))]

@@ -39,6 +39,7 @@ Stage = Literal["idle", "warm-up", "measuring", "overhead"]
 
 MOST_WARM_UP = 40  # steps
 LEAST_BLOCK_S = 0.5
+SETTLE_S = 0.02  # after a sampler was paused or resumed
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ def _blocks(
             for number in range(how.rounds):
                 for way in shuffle.sample(WAYS, len(WAYS)):
                     (sampler.pause if way == "nothing" else sampler.resume)()
+                    time.sleep(SETTLE_S)
                     found[way].append(statistics.median(_timed(runs[way], batch) for _ in range(length)))
                 on_progress(Progress("overhead", number + 1, how.rounds))
     return {way: tuple(times) for way, times in found.items()}

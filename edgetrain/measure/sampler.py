@@ -105,6 +105,7 @@ class Sampler:
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Read on. What it had to do meanwhile it does in the first milliseconds."""
         os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Sampler:

@@ -54,10 +54,10 @@ MOST_NAME = 200  # characters
 # What is promised for a quiet machine; a sampler that misses one of them says so.
 LEAST_DELIVERED, MOST_LATE_S, MOST_CORE = 0.99, 0.002, 0.015
 
-_FLUSH_NS = 1_000_000_000
+_FLUSH_NS = 900_000_000  # a little less than whole runs of ticks in C take
 _RETRY_READS = 9  # a source that is gone is left alone for so many reads
 _MOST_NOTES = 50
-_LITTLE_SHARE = 0.002  # reads that take no more than this are not what makes a sampler dear
+_LITTLE_SHARE = 0.001  # reads that take no more than this are not what makes a sampler dear
 _BIN_NS, _BINS = 10_000, 10_000  # lateness in bins of 10 µs up to 100 ms
 _LATEST_NS = _BIN_NS * _BINS
 _PLACES = 4096  # random places of ticks, then they come again
@@ -213,19 +213,6 @@ class Series:
             self._pack_what_is_there(before, after, values, notes)
         except Exception as error:  # whatever a source does, sampling goes on
             self._nothing(before, now_ns(), f"{type(error).__name__}: {error}", notes)
-        self.place += self.size
-        self.reads += 1
-
-    def take(self, before: int, after: int, values: Sequence[float | None], notes: Notes) -> None:
-        """The same for values that were read elsewhere."""
-        if self.wait:
-            self.wait -= 1
-            return
-        try:
-            self.pack(self.buffer, self.place, before, after, *values)
-            self.gone = False
-        except (struct.error, OverflowError):
-            self._pack_what_is_there(before, after, values, notes)
         self.place += self.size
         self.reads += 1
 

@@ -1,27 +1,31 @@
 /* A run of the sampler's ticks without waking Python: sleep until each is due, and read clocks and small files.
  *
- * In:  n ticks: when each is due and when its slot ends; m lanes, each a CPU clock or an open file with one number.
- * Out: for each tick when it woke; for each lane of it the number, and the time before and after the reading.
+ * In:  n ticks: when each is due and when its slot ends; m lanes, each a clock or an open file; room for what files hold.
+ * Out: for each tick when it woke; for each lane of it the time before and after the reading, and
+ *        of a clock:  its nanoseconds
+ *        of a file:   where in `text` that lies which it held, and how many bytes it is
+ *      ET_NOTHING where there is nothing.
  *
- * Times are nanoseconds of CLOCK_MONOTONIC. A tick whose slot is over is not read. A number that is not there is
- * ET_NOTHING. Returns how many ticks it came to: fewer than n if it was told to stop.
+ * Times are nanoseconds of CLOCK_MONOTONIC. A tick whose slot is over is not read. Returns how many ticks it came to:
+ * fewer than n if it was told to stop or has no room left.
  */
 #include <errno.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #define ET_NOTHING INT64_MIN
+#define ET_MOST_BYTES 65536 /* of one file; what is longer is nothing that a sensor shows */
 
 typedef struct {
     int32_t is_clock;
     int32_t handle; /* a clock's number, or an open file's */
-    int64_t every;  /* read in slots that this divides */
+    int64_t every;  /* read in slots that, with `shift` more, this divides */
+    int64_t shift;
 } et_lane;
 
 typedef struct {
-    int64_t before_ns, after_ns, value;
+    int64_t before_ns, after_ns, value, start;
 } et_reading;
 
 static int64_t now_ns(clockid_t clock)
@@ -40,45 +44,50 @@ static void sleep_until(int64_t due_ns)
     }
 }
 
-/* The one whole number that a file holds. */
-static int64_t number_in(int file)
+typedef struct {
+    char *bytes;
+    int64_t size, used;
+} et_text;
+
+/* How many bytes a file holds, after they were put behind the others. */
+static int64_t content(int file, et_text *text)
 {
-    char text[32];
-    const ssize_t size = pread(file, text, sizeof text - 1, 0);
-    if (size <= 0 || size == (ssize_t)sizeof text - 1) {
+    const int64_t left = text->size - text->used;
+    const int64_t most = left < ET_MOST_BYTES ? left : ET_MOST_BYTES;
+    const ssize_t size = pread(file, text->bytes + text->used, (size_t)most, 0);
+    if (size <= 0 || size == most) {
         return ET_NOTHING;
     }
-    text[size] = '\0';
-    char *end;
-    errno = 0;
-    const long long value = strtoll(text, &end, 10);
-    if (end == text || errno != 0) {
-        return ET_NOTHING;
-    }
-    while (*end == '\n' || *end == ' ') {
-        end++;
-    }
-    return end == text + size ? value : ET_NOTHING;
+    text->used += size;
+    return size;
+}
+
+static et_reading reading(const et_lane *lane, et_text *text)
+{
+    et_reading r = {.before_ns = now_ns(CLOCK_MONOTONIC), .start = text->used};
+    r.value = lane->is_clock ? now_ns((clockid_t)lane->handle) : content(lane->handle, text);
+    r.after_ns = now_ns(CLOCK_MONOTONIC);
+    return r;
 }
 
 int et_ticks(
     int64_t first_slot, const int64_t *due_ns, const int64_t *end_ns, int n, const et_lane *lanes, int m,
-    int64_t *woke_ns, et_reading *readings, const volatile int *stop)
+    int64_t *woke_ns, et_reading *readings, char *bytes, int64_t size, const volatile int *stop)
 {
+    et_text text = {bytes, size, 0};
     for (int i = 0; i < n; i++) {
+        if (i > 0 && 2 * text.used > size) {
+            return i;
+        }
         sleep_until(due_ns[i]);
         woke_ns[i] = now_ns(CLOCK_MONOTONIC);
         if (*stop) {
             return i;
         }
         for (int lane = 0; woke_ns[i] < end_ns[i] && lane < m; lane++) {
-            if ((first_slot + i) % lanes[lane].every != 0) {
-                continue;
+            if ((first_slot + i + lanes[lane].shift) % lanes[lane].every == 0) {
+                readings[i * m + lane] = reading(lanes + lane, &text);
             }
-            et_reading *r = readings + i * m + lane;
-            r->before_ns = now_ns(CLOCK_MONOTONIC);
-            r->value = lanes[lane].is_clock ? now_ns((clockid_t)lanes[lane].handle) : number_in(lanes[lane].handle);
-            r->after_ns = now_ns(CLOCK_MONOTONIC);
         }
     }
     return n;

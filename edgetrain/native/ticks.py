@@ -10,13 +10,20 @@ NOTHING = -(2**63)
 
 
 class Lane(ctypes.Structure):
-    """A clock or an open file, read in the slots that `every` divides."""
+    """A clock or an open file, read in the slots that, with `shift` more, `every` divides."""
 
-    _fields_ = (("is_clock", ctypes.c_int32), ("handle", ctypes.c_int32), ("every", ctypes.c_int64))
+    _fields_ = (
+        ("is_clock", ctypes.c_int32),
+        ("handle", ctypes.c_int32),
+        ("every", ctypes.c_int64),
+        ("shift", ctypes.c_int64),
+    )
 
 
 class Reading(ctypes.Structure):
-    _fields_ = (("before_ns", ctypes.c_int64), ("after_ns", ctypes.c_int64), ("value", ctypes.c_int64))
+    """value: of a clock its nanoseconds, of a file how many bytes it held; start: where these are."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("before_ns", "after_ns", "value", "start"))
 
 
 @functools.cache

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from fake_sources import Fake
 
-from edgetrain.measure.batched_ticks import LONGEST_RUN, possible
+from edgetrain.measure.batched_ticks import LONGEST_RUN_NS, possible
+from edgetrain.measure.power_model import with_model
 from edgetrain.measure.samples import read_samples
 from edgetrain.measure.sampling import Clock, Paced, Series, Stop, Summary, Task, record
+from edgetrain.measure.sensors import find
 from edgetrain.measure.sensors.process_time import ProcessClock
-from edgetrain.measure.sensors.source import Channel, Number, Numbers, Source
+from edgetrain.measure.sensors.source import Channel, Direct, Files, Number, Numbers, OpenFile, Source
 from edgetrain.native.ticks import load
 
 PERIOD_NS = 5_000_000
@@ -45,7 +47,7 @@ def test_every_tick_has_a_row_of_each_source(tmp_path: Path, in_c: bool) -> None
     samples = read_samples(tmp_path)
     clock, read = samples.source("process time"), samples.source("files")
     assert len(clock.values) == len(read.values) == summary.ticks_delivered
-    assert summary.ticks_due == pytest.approx(120, abs=LONGEST_RUN)
+    assert summary.ticks_due == pytest.approx(120, abs=LONGEST_RUN_NS // PERIOD_NS)
     assert (read.values == [3.5, -6.0]).all()
     assert (np.diff(clock.values[:, 0]) >= 0).all()
     assert (clock.before_ns <= clock.after_ns).all()
@@ -82,7 +84,7 @@ def test_a_file_that_goes_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_is_no_value(tmp_path: Path) -> None:
-    for place, text in enumerate(["", " ", "1 2", "0x10", "1.5", "9" * 40, "99999999999999999999", "nan"]):
+    for place, text in enumerate(["", " ", "1 2", "0x10", "1.5", "9" * 40, "nan"]):
         file = tmp_path / f"f{place}"
         file.write_text(text)
         sample(tmp_path, 0.05, Numbers("files", [number(file)]))
@@ -114,3 +116,44 @@ def test_a_stop_does_not_wait_for_the_end_of_a_run(tmp_path: Path) -> None:
     began = time.monotonic()
     record(task, stop, Clock(), lambda: None)
     assert time.monotonic() - began < 0.3 + 6 * 0.05  # a run would be 0.8 s
+
+
+def test_files_of_words_are_read_in_c_as_in_python(tmp_path: Path) -> None:
+    """Of /proc: what C brings is parsed by the same code."""
+    sources = {name: source for name, source in here().items() if isinstance(source, Direct) and source.inputs()}
+    assert {"core time", "process memory", "memory", "process power model", "power model"} <= sources.keys()
+    before = {name: source.read() for name, source in sources.items()}
+    sample(tmp_path, 0.3, *here().values())
+    for name, source in here().items():
+        if name not in sources:
+            continue
+        rows = read_samples(tmp_path).source(name).values
+        there = [value is not None for value in before[name]]
+        assert len(rows) > 20
+        assert (np.isfinite(rows[1:]).all(axis=0) == there).all(), name
+        for channel, first, last, now in zip(source.channels, before[name], rows[-1], source.read(), strict=True):
+            if channel.counter and channel.kind == "measured" and first is not None and now is not None:
+                assert first <= last <= now, channel.name
+            elif channel.unit == "B" and first is not None:
+                assert last == pytest.approx(first, rel=0.5), channel.name
+
+
+def here() -> dict[str, Source]:
+    found = with_model(find(pid=os.getpid(), reads=0), pid=os.getpid(), reads=0)
+    return {source.name: source for _, source in found if source is not None}
+
+
+def test_a_run_ends_early_where_files_hold_more_than_there_is_room(tmp_path: Path) -> None:
+    class Length(Files):
+        def read(self) -> tuple[float | None, ...]:
+            return (None if (told := self.files[0].read()) is None else float(len(told)),)
+
+    (tmp_path / "long").write_text("x" * 50_000)
+    (tmp_path / "longer").write_text("x" * 70_000)
+    channel = Channel("n", "1", False, "measured")
+    long, longer = (Length(name, (channel,), (OpenFile(tmp_path / name),)) for name in ("long", "longer"))
+    summary, _ = sample(tmp_path, 0.5, long, longer)
+    samples = read_samples(tmp_path)
+    assert (samples.source("long").values == 50_000).all()
+    assert len(samples.source("long").values) == summary.ticks_delivered
+    assert np.isnan(samples.source("longer").values).all()

@@ -18,6 +18,7 @@ from edgetrain.measure import calibration, power_model
 from edgetrain.measure.calibration import Calibration, Machine
 from edgetrain.measure.power_model import find_model, model_here, model_of, with_model
 from edgetrain.measure.sensors import find
+from edgetrain.measure.sensors.source import SystemClock
 
 PID = 4242
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Core(TM) i5-1135G7\n"
@@ -47,11 +48,31 @@ def pi(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Clock:
-    now = 100.0
+class Clock(SystemClock):
+    """Shows what a test puts into it."""
 
-    def __call__(self) -> float:
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.now = 100.0
+
+    def read(self) -> float | None:
         return self.now
+
+
+class Both:
+    """The sources of the machine and of the process, read one after the other."""
+
+    def __init__(self, root: Path, clock: Clock | None = None) -> None:
+        found = find_model(root, pid=PID, clock=clock)
+        self.findings = [finding for finding, _ in found]
+        self.sources = [source for _, source in found if source is not None]
+        assert len(self.sources) == 2
+        self.channels = [channel for source in self.sources for channel in source.channels]
+        for source in self.sources:
+            source.open()
+
+    def read(self) -> tuple[float | None, ...]:
+        return tuple(value for source in self.sources for value in source.read())
 
 
 # ---- the watts
@@ -92,7 +113,7 @@ def test_which_watts_are_used(pi: Path, tmp_path_factory: pytest.TempPathFactory
     write(unknown, "proc/device-tree/model", "Some Other Board\0")
     stat(unknown, 1.0)
     assert model_here(unknown) is None
-    finding, source = find_model(unknown, pid=PID)
+    ((finding, source),) = find_model(unknown, pid=PID)
     assert (finding.found, source) == (False, None)
     assert "edgetrain calibrate" in (finding.fix or "")
 
@@ -102,30 +123,27 @@ def test_which_watts_are_used(pi: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_energy_is_idle_power_and_busy_cores(pi: Path) -> None:
     clock = Clock()
-    finding, source = find_model(pi, pid=PID, now=clock)
-    assert source is not None
-    assert "modelled, ±21 %" in finding.gives
+    source = Both(pi, clock)
+    assert all("modelled, ±21 %" in finding.gives for finding in source.findings)
     assert [channel.name for channel in source.channels] == ["model_energy_j", "model_process_energy_j"]
     for channel in source.channels:
         assert (channel.kind, channel.counter, channel.unit) == ("modelled", True, "J")
         assert channel.plus_minus == pytest.approx(0.2124, abs=1e-3)
     assert source.channels[1].part_of == "model_energy_j"
-    source.open()
     assert source.read() == (0.0, 0.0)
     clock.now += 10
     stat(pi, 20.0, 25.0)
     schedstat(pi, 12.0)
     assert source.read() == pytest.approx((2.7 * 10 + 0.75 * 15, 0.75 * 7))
-    source.close()
 
 
 def test_the_model_can_be_sent_to_another_process(pi: Path) -> None:
-    _, source = find_model(pi, pid=PID)
-    assert source is not None
-    there = pickle.loads(pickle.dumps(source))
-    there.open()
-    assert there.read() == (0.0, 0.0)
-    there.close()
+    for source in Both(pi).sources:
+        source.close()
+        there = pickle.loads(pickle.dumps(source))
+        there.open()
+        assert there.read() == (0.0,)
+        there.close()
 
 
 def test_slow_clocks_take_less(pi: Path) -> None:
@@ -133,9 +151,7 @@ def test_slow_clocks_take_less(pi: Path) -> None:
         write(pi, f"sys/devices/system/cpu/{core}/cpufreq/scaling_cur_freq", f"{khz}\n")
         write(pi, f"sys/devices/system/cpu/{core}/cpufreq/cpuinfo_max_freq", "1500000\n")
     clock = Clock()
-    _, source = find_model(pi, pid=PID, now=clock)
-    assert source is not None
-    source.open()
+    source = Both(pi, clock)
     source.read()
     clock.now += 1
     stat(pi, 11.0, 21.0)
@@ -144,9 +160,7 @@ def test_slow_clocks_take_less(pi: Path) -> None:
 
 def test_what_is_not_told_is_missing_and_counted_when_it_comes_back(pi: Path) -> None:
     clock = Clock()
-    _, source = find_model(pi, pid=PID, now=clock)
-    assert source is not None
-    source.open()
+    source = Both(pi, clock)
     source.read()
     write(pi, "proc/stat", "")
     write(pi, f"proc/{PID}/task/{PID}/schedstat", "")
@@ -197,7 +211,7 @@ def test_a_calibration_is_kept_and_used_on_its_machine_alone(pi: Path) -> None:
     assert model is not None
     assert model.calibrated
     assert model.plus_minus < model_of(load("rpi4")).plus_minus
-    finding, _ = find_model(pi, pid=PID)
+    finding, _ = find_model(pi, pid=PID)[0]
     assert "modelled (calibrated)" in finding.gives
     assert finding.fix is None
 
@@ -223,7 +237,7 @@ def test_a_damaged_calibration_says_which_file(pi: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(UserError, match=r"power\.json"):
         calibration.load(HERE)
-    finding, source = find_model(pi, pid=PID)
+    ((finding, source),) = find_model(pi, pid=PID)
     assert (finding.found, finding.readable, source) == (True, False, None)
     assert str(path) in (finding.fix or "")
 

@@ -18,10 +18,10 @@ from edgetrain.measure.sensors.source import (
     Files,
     Found,
     OpenFile,
-    digits,
     missing,
     not_readable,
     readable,
+    whole_numbers,
 )
 
 NAME = "core time"
@@ -56,8 +56,8 @@ def parse(data: bytes | None) -> dict[str, tuple[int, int | None]]:
         if not line.startswith(b"cpu"):
             break
         name, *words = line.split()
-        ticks = [n for n in map(digits, words) if n is not None]
-        if len(words) >= 7 and len(ticks) == len(words):
+        ticks = whole_numbers(words)
+        if len(ticks) >= 7:
             found[name.decode(errors="replace")] = (
                 sum(ticks[:3]) + sum(ticks[5:7]),
                 ticks[7] if len(ticks) > 7 else None,

@@ -22,6 +22,7 @@ from edgetrain.measure.sensors.source import (
     readable,
     unreadable,
     whole,
+    whole_numbers,
 )
 
 NAME = "group time"
@@ -62,9 +63,7 @@ def seconds(data: bytes | None) -> float | None:
 
 
 def _numbers(data: bytes | None) -> list[int]:
-    numbers = [digits(word) for word in (data or b"").split()]
-    known = [number for number in numbers if number is not None]
-    return known if len(known) == len(numbers) else []
+    return whole_numbers((data or b"").split())
 
 
 def find(root: Path, pid: int) -> Found:

@@ -9,7 +9,8 @@
       └──────────────▶ busy cores
 
 In:  the sources of CPU time and clocks, and a `PowerModel`: `measure/power_model.py` finds the one of this machine.
-Out: a source like any other, whose channels say `modelled` and how far off they may be.
+Out: two sources like any other, of the machine and of the process, whose channels say `modelled` and how far off they
+     may be. They are two because cores are counted in ticks of 10 ms, and the process in nanoseconds at every sample.
 
 The exponent is the median of EMDL'21, Table 3: power above idle of one, two and four cores, big and small, between
 their lowest and highest clocks, grows with the clock to the power of 0.9 to 2.0.
@@ -18,14 +19,13 @@ their lowest and highest clocks, grows with the clock to the power of 0.9 to 2.0
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgetrain.measure.sensors import core_time
-from edgetrain.measure.sensors.source import Channel, Source
+from edgetrain.measure.sensors.source import Channel, Direct, Input, Source, SystemClock
 
-NAME = "power model"
+NAME, PROCESS_NAME = "power model", "process power model"
+ENERGY, PROCESS_ENERGY = "model_energy_j", "model_process_energy_j"
 EXPONENT = 1.3
 
 
@@ -55,31 +55,29 @@ class PowerModel:
         return self.idle_w + self.core_w * busy_cores * math.pow(clock, EXPONENT)
 
 
-class ModelledPower:
-    """Channels model_energy_j (the machine) and model_process_energy_j (what the process adds above idle).
+class Clocks:
+    """What the clocks of the cores do to their power. highest_hz: by core."""
 
-    The first counts all cores by ticks of 10 ms, the second the process alone by nanoseconds.
-    """
+    def __init__(self, source: Source | None, highest_hz: dict[str, float]) -> None:
+        self.source, self._highest_hz = source, highest_hz
 
-    def __init__(
-        self,
-        model: PowerModel,
-        cores: Source | None,
-        process: Source | None,
-        clocks: Source | None,
-        highest_hz: dict[str, float],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.name, self.model = NAME, model
-        self._parts = [part for part in (cores, process, clocks) if part is not None]
-        self._cores, self._process, self._clocks = cores, process, clocks
-        self._highest_hz, self._now = highest_hz, now
-        self._last: tuple[float, dict[str, float]] | None = None
-        self._energy_j = self._process_j = 0.0
-        self._last_process_s: float | None = None
-        whole = Channel("model_energy_j", "J", True, "modelled", core_time.LEAST_WINDOW_S, model.plus_minus)
-        part = Channel("model_process_energy_j", "J", True, "modelled", 0.0, model.plus_minus, part_of=whole.name)
-        self.channels: tuple[Channel, ...] = (whole, part)
+    def factors(self) -> dict[str, float]:
+        """By core; nothing where clocks are not told."""
+        if self.source is None:
+            return {}
+        told = dict(zip((c.name[:-13] for c in self.source.channels), self.source.read(), strict=True))
+        known = {core: (hz, self._highest_hz[core]) for core, hz in told.items() if hz and core in self._highest_hz}
+        return {core: math.pow(min(1.0, hz / highest), EXPONENT) for core, (hz, highest) in known.items()}
+
+
+class _Modelled:
+    """A source that is made of others. own: what it reads besides."""
+
+    channels: tuple[Channel, ...]
+
+    def __init__(self, name: str, model: PowerModel, clocks: Clocks, part: Source, *own: Input) -> None:
+        self.name, self.model, self._clocks, self._own = name, model, clocks, own
+        self._parts = [each for each in (part, clocks.source) if each is not None]
 
     def open(self) -> None:
         for part in self._parts:
@@ -89,40 +87,52 @@ class ModelledPower:
         for part in self._parts:
             part.close()
 
-    def read(self) -> tuple[float | None, ...]:
-        factors = self._factors()
-        return self._machine(factors), self._own(factors)
+    def inputs(self) -> tuple[Input, ...]:
+        parts = [part.inputs() if isinstance(part, Direct) else () for part in self._parts]
+        return (*self._own, *(each for inputs in parts for each in inputs)) if all(parts) else ()
 
-    def _machine(self, factors: dict[str, float]) -> float | None:
-        if self._cores is None:
-            return None
-        now, told = self._now(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
+
+class ModelledPower(_Modelled):
+    """Channel model_energy_j, of the machine, by the ticks of 10 ms of its cores. clock: of seconds that pass."""
+
+    def __init__(self, model: PowerModel, cores: Source, clocks: Clocks, clock: SystemClock) -> None:
+        super().__init__(NAME, model, clocks, cores, clock)
+        self._cores, self._clock = cores, clock
+        self._last: tuple[float, dict[str, float]] | None = None
+        self._energy_j = 0.0
+        self.channels = (Channel(ENERGY, "J", True, "modelled", core_time.LEAST_WINDOW_S, model.plus_minus),)
+
+    def read(self) -> tuple[float | None, ...]:
+        now, told = self._clock.read(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
         busy = {c.name[:-7]: s for c, s in told.items() if s is not None and c.name[3:-7].isdigit()}  # cpu3_time_s
-        if not busy:
-            return None
+        if not busy or now is None:
+            return (None,)
         if self._last is not None:
-            then, before = self._last
+            (then, before), factors = self._last, self._clocks.factors()
             spent = sum((s - before.get(core, s)) * factors.get(core, 1.0) for core, s in busy.items())
             self._energy_j += self.model.idle_w * (now - then) + self.model.core_w * spent
         # A core that is off for a while goes on from its last value.
         self._last = now, {**(self._last[1] if self._last else {}), **busy}
-        return self._energy_j
+        return (self._energy_j,)
 
-    def _own(self, factors: dict[str, float]) -> float | None:
-        used_s = None if self._process is None else self._process.read()[0]
+
+class ModelledProcessPower(_Modelled):
+    """Channel model_process_energy_j: what the process adds above idle, by its nanoseconds."""
+
+    def __init__(self, model: PowerModel, process: Source, clocks: Clocks) -> None:
+        super().__init__(PROCESS_NAME, model, clocks, process)
+        self._process = process
+        self._last_s: float | None = None
+        self._energy_j = 0.0
+        self.channels = (Channel(PROCESS_ENERGY, "J", True, "modelled", 0.0, model.plus_minus, part_of=ENERGY),)
+
+    def read(self) -> tuple[float | None, ...]:
+        used_s = self._process.read()[0]
         if used_s is None:
-            return None
-        if self._last_process_s is not None:
+            return (None,)
+        if self._last_s is not None:
             # Nobody tells on which core it ran; it is the busy one, and that has the highest clock.
-            fastest = max(factors.values(), default=1.0)
-            self._process_j += self.model.core_w * (used_s - self._last_process_s) * fastest
-        self._last_process_s = used_s
-        return self._process_j
-
-    def _factors(self) -> dict[str, float]:
-        """By core, what its clock does to its power; nothing where clocks are not told."""
-        if self._clocks is None:
-            return {}
-        told = dict(zip((c.name[:-13] for c in self._clocks.channels), self._clocks.read(), strict=True))
-        known = {core: (hz, self._highest_hz[core]) for core, hz in told.items() if hz and core in self._highest_hz}
-        return {core: math.pow(min(1.0, hz / highest), EXPONENT) for core, (hz, highest) in known.items()}
+            fastest = max(self._clocks.factors().values(), default=1.0)
+            self._energy_j += self.model.core_w * (used_s - self._last_s) * fastest
+        self._last_s = used_s
+        return (self._energy_j,)

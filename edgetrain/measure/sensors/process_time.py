@@ -10,11 +10,18 @@ an ended one had used stays in the total.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from edgetrain.measure.sensors.source import Channel, Counter, Found, OpenFile, digits, not_readable, readable
+from edgetrain.measure.sensors.source import (
+    Channel,
+    Counter,
+    Found,
+    OpenFile,
+    SystemClock,
+    digits,
+    not_readable,
+    readable,
+)
 
 NAME = "process time"
 GIVES = "CPU time of the process, all threads"
@@ -26,22 +33,16 @@ class ProcessClock:
     def __init__(self, pid: int) -> None:
         self.name = NAME
         self.channels: tuple[Channel, ...] = (Channel("process_time_s", "s", True, "measured"),)
-        self._clock = (~pid << 3) | 2  # 2: the scheduler's own account, exact at every moment
+        self._clock = SystemClock((~pid << 3) | 2)  # 2: the scheduler's own account, exact at every moment
 
     def open(self) -> None:
         pass
 
     def read(self) -> tuple[float | None, ...]:
-        try:
-            return (time.clock_gettime(self._clock),)
-        except OSError:  # the process has ended
-            return (None,)
+        return (self._clock.read(),)
 
-    def lanes(self) -> list[tuple[bool, int]]:
-        return [(True, self._clock)]
-
-    def of_numbers(self, numbers: Sequence[int | None]) -> tuple[float | None, ...]:
-        return tuple(None if ns is None else ns * 1e-9 for ns in numbers)
+    def inputs(self) -> tuple[SystemClock]:
+        return (self._clock,)
 
     def close(self) -> None:
         pass

@@ -18,10 +18,11 @@ import contextlib
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Kind = Literal["measured", "derived", "modelled", "unavailable"]
 Unit = Literal["s", "J", "W", "B", "°C", "Hz", "V", "A", "1"]
@@ -70,14 +71,25 @@ class Source(Protocol):
         """Close the files; a second time does nothing."""
 
 
+class Input(Protocol):
+    """A file or a clock that a source reads: C can read it in the place of Python (`measure/batched_ticks.py`)."""
+
+    is_clock: bool
+
+    @property
+    def handle(self) -> int:
+        """The number of the clock, or of the open file; -1 where there is none now."""
+
+    def tell(self, shown: bytes | int | None) -> None:
+        """From now on a read gives this: what the file held, or the clock's nanoseconds; None where it showed none."""
+
+
+@runtime_checkable
 class Direct(Source, Protocol):
-    """A source whose values are made of whole numbers that C can read without Python (`measure/batched_ticks.py`)."""
+    """A source that reads nothing but these inputs: once they were told, a `read` of it makes no system call."""
 
-    def lanes(self) -> Sequence[tuple[bool, int]]:
-        """For each channel whether it is a clock, and the number of that clock or of an open file (-1: none)."""
-
-    def of_numbers(self, numbers: Sequence[int | None]) -> tuple[float | None, ...]:
-        """One value a channel, from what the clocks (ns) and the files showed; None where one showed nothing."""
+    def inputs(self) -> Sequence[Input]:
+        """In the order in which they are to be read; none where this source must read for itself."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ def plain(label: str) -> str:
     return re.sub(r"[^0-9A-Za-z]+", "_", label).strip("_") or "unnamed"
 
 
-# ---- files
+# ---- files and clocks
 
 
 class OpenFile:
@@ -146,9 +158,13 @@ class OpenFile:
     to life: after a failure the path is opened again.
     """
 
+    is_clock = False
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = -1
+        self._told: bytes | None = None
+        self._is_told = False
 
     def open(self) -> None:
         if self._handle < 0:
@@ -157,6 +173,8 @@ class OpenFile:
 
     def read(self) -> bytes | None:
         """What the file holds now; None where it cannot be read or is empty."""
+        if self._is_told:
+            return self._told
         data = self._read()
         if not data and self._handle >= 0:
             self.close()
@@ -178,6 +196,11 @@ class OpenFile:
         self.open()
         return self._handle
 
+    def tell(self, shown: bytes | int | None) -> None:
+        self._told, self._is_told = shown if isinstance(shown, bytes) and shown else None, True
+        if self._told is None:
+            self.close()  # to be opened again
+
     def __del__(self) -> None:
         self.close()  # a source that nobody closed keeps no file open
 
@@ -192,6 +215,29 @@ class OpenFile:
             self._handle = -1
 
 
+class SystemClock:
+    """A clock of this machine by its number, in seconds."""
+
+    is_clock = True
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._told: int | None = None
+        self._is_told = False
+
+    def read(self) -> float | None:
+        """None where there is no such clock any more: the process has ended."""
+        if self._is_told:
+            return None if self._told is None else self._told * 1e-9
+        try:
+            return time.clock_gettime(self.handle)
+        except OSError:
+            return None
+
+    def tell(self, shown: bytes | int | None) -> None:
+        self._told, self._is_told = shown if isinstance(shown, int) else None, True
+
+
 class Files:
     """The part of a source that is the same for all of them: files that are opened and closed together."""
 
@@ -201,6 +247,9 @@ class Files:
     def open(self) -> None:
         for file in self.files:
             file.open()
+
+    def inputs(self) -> Sequence[Input]:
+        return self.files
 
     def close(self) -> None:
         for file in self.files:
@@ -232,21 +281,9 @@ class Numbers(Files):
         self._counters = tuple(Counter(n.range_) if n.channel.counter else None for n in numbers)
 
     def read(self) -> tuple[float | None, ...]:
-        return self._values([file.number() for file in self.files])
-
-    def lanes(self) -> list[tuple[bool, int]]:
-        return [(False, file.handle) for file in self.files]
-
-    def of_numbers(self, numbers: Sequence[int | None]) -> tuple[float | None, ...]:
-        for file, shown in zip(self.files, numbers, strict=True):
-            if shown is None:
-                file.close()  # to be opened again
-        return self._values(numbers)
-
-    def _values(self, shown: Sequence[int | None]) -> tuple[float | None, ...]:
         return tuple(
-            _value(value, number, counter)
-            for value, number, counter in zip(shown, self._numbers, self._counters, strict=True)
+            _value(file.number(), number, counter)
+            for file, number, counter in zip(self.files, self._numbers, self._counters, strict=True)
         )
 
 
@@ -271,6 +308,14 @@ def whole(data: bytes | None) -> int | None:
 def digits(word: bytes) -> int | None:
     """The number that a word of digits is; None for any other word, and for numbers that no kernel writes."""
     return int(word) if len(word) <= 20 and word.isdigit() else None
+
+
+def whole_numbers(words: Sequence[bytes]) -> list[int]:
+    """Those that words of digits are; none where one of them is no such word. A long row is checked at once."""
+    together = b"".join(words)
+    if not together.isdigit() or len(together) > 20 * len(words):
+        return []
+    return [int(word) for word in words]
 
 
 def text(path: Path) -> str | None:
