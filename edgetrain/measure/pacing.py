@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgetrain.measure.sampling import Clock, Series
 
 _READS_SHARE = 0.005  # of one core, for all reads together; waking up and writing take as much again
-_OTHERS_SHARE = 0.0015  # of it, for what does not tell ops apart
+_OTHERS_SHARE = 0.001  # of it, for what does not tell ops apart
 _FINE_S = 0.05  # a counter that needs longer windows does not tell ops apart
 _CHEAP_S = 20e-6  # a read: to read such a source less often saves little
 _TELLING_MAY = 8  # times what another source may take
