@@ -46,10 +46,10 @@ def write_trace(runs: Sequence[Run], out: Path) -> Path:
     temporary = out.with_name(f".tmp-{out.name}")
     with explained(out):
         try:
-            with open(temporary, "w", encoding="ascii") as file:
+            with open(temporary, "w", encoding="utf-8", errors="replace") as file:
                 file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
                 file.writelines(_lines(runs))
-                file.write(f'\n],"otherData":{json.dumps(_about(runs))}}}\n')
+                file.write(f'\n],"otherData":{_json(_about(runs))}}}\n')
             os.replace(temporary, out)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -60,7 +60,12 @@ def write_trace(runs: Sequence[Run], out: Path) -> Path:
 def _lines(runs: Sequence[Run]) -> Iterator[str]:
     events = itertools.chain.from_iterable(trace_events(run, process) for process, run in enumerate(runs, start=1))
     for number, event in enumerate(events):
-        yield (",\n" if number else "") + json.dumps(event, allow_nan=False, separators=(",", ":"))
+        yield (",\n" if number else "") + _json(event)
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Letters as themselves: Perfetto shows an escape such as \\u00b0 as it stands."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 
 
 def _about(runs: Sequence[Run]) -> dict[str, str]:

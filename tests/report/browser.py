@@ -124,8 +124,11 @@ class Page:
         return self.browser.ask(method, self.session, **parameters)
 
     def open(self, file: Path) -> None:
-        self.ask("Page.navigate", url=file.as_uri())
+        self.visit(file.as_uri())
         self.until("document.readyState === 'complete' && location.protocol === 'file:'")
+
+    def visit(self, address: str) -> None:
+        self.ask("Page.navigate", url=address)
 
     def value(self, expression: str) -> Any:
         """What an expression is in the page."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import NAMES, Browser, Page, installed
+from browser import Browser, Page
 from profiles import EVIL, HOSTILE
 
 from edgetrain.measure.record import RunFolder
@@ -22,16 +22,6 @@ CANVAS = (
     f"(() => {{ const box = document.querySelector('{VIEW} canvas').getBoundingClientRect();"
     " return [box.left, box.top, box.width, box.height]; })()"
 )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = installed()
-    if program is None:
-        pytest.skip(f"needs one of {', '.join(NAMES)} (on Debian: apt-get install chromium)")
-    made = Browser(program, tmp_path_factory.mktemp("browser"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
