@@ -24,8 +24,17 @@ from edgetrain.zoo.models.autoencoder import autoencoder
 from edgetrain.zoo.models.bert import VOCABULARY, bert_base, bert_small
 from edgetrain.zoo.models.char_lstm import char_lstm
 from edgetrain.zoo.models.densenet import densenet121
+from edgetrain.zoo.models.ds_cnn import COEFFICIENTS, ds_cnn
 from edgetrain.zoo.models.googlenet import googlenet
 from edgetrain.zoo.models.lenet import lenet
+from edgetrain.zoo.models.minilearn import (
+    CIFAR_SHAPE,
+    HAR_SHAPE,
+    KWS_SHAPE,
+    minilearn_cifar,
+    minilearn_har,
+    minilearn_kws,
+)
 from edgetrain.zoo.models.mobilenet_v1 import mobilenet_v1
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 from edgetrain.zoo.models.published import PUBLISHED, Published
@@ -34,14 +43,17 @@ from edgetrain.zoo.models.squeezenet import squeezenet
 from edgetrain.zoo.models.vgg import vgg16, vgg16_cifar
 from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, RECONSTRUCT, Task
 
+Shape = tuple[int | None, ...]
+
 
 @dataclass(frozen=True)
 class ZooModel:
     """A model of the zoo and what it is built with unless told otherwise.
 
     classes:    what it tells apart; for next-character models the characters; 0 for a model without classes.
-    input_size: the side of an image, or the length of a sequence.
-    channels:   of an image; 0 for a model of tokens.
+    input_size: the side of an image, or the length of a sequence: tokens, frames, readings.
+    shape:      of one input, with None where the input size stands: (3, None, None) is an image in colour,
+                (1, None, 10) are frames of ten coefficients, (None,) are tokens.
     vocabulary: token numbers lie below it, in a model whose tokens are not its classes; 0 in all others.
     """
 
@@ -51,10 +63,26 @@ class ZooModel:
     build: Callable[..., nn.Module]
     classes: int
     input_size: int
-    channels: int
+    shape: Shape
     width: float = 1.0
     published: tuple[Published, ...] = ()
     vocabulary: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Of a square image; 0 for a model of something else."""
+        return self.shape[0] or 0 if self.shape[1:] == (None, None) else 0
+
+    def input_shape(self, input_size: int | None = None) -> tuple[int, ...]:
+        """Of one input of that size."""
+        size = self.input_size if input_size is None else input_size
+        return tuple(size if side is None else side for side in self.shape)
+
+    def size_in(self, shape: tuple[int, ...]) -> int | None:
+        """The input size of which `shape` is an input; None where it is one of no size."""
+        sizes = {size for size, side in zip(shape, self.shape, strict=False) if side is None}
+        size = sizes.pop() if sizes else None
+        return size if size is not None and self.input_shape(size) == shape else None
 
     def example(
         self,
@@ -65,7 +93,7 @@ class ZooModel:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> tuple[torch.Tensor, ...]:
-        """A random batch (x, y), the same for the same seed; images have `dtype`, the rest is int64."""
+        """A random batch (x, y), the same for the same seed; tokens and labels are int64, the rest `dtype`."""
         size = self.input_size if input_size is None else input_size
         self._check_example(batch, classes, size)
         labels = classes if classes is not None else self.classes
@@ -75,8 +103,8 @@ class ZooModel:
             return text[:, :-1].contiguous(), text[:, 1:].contiguous()
         # A model without classes still gets labels, as it would from a data set: all of them 0.
         y = torch.randint(max(1, labels), (batch,), generator=generator)
-        if self.channels:
-            return torch.randn(batch, self.channels, size, size, generator=generator).to(dtype), y
+        if not self.vocabulary:
+            return torch.randn(batch, *self.input_shape(size), generator=generator).to(dtype), y
         # Token 0 is padding, which a full sequence has none of.
         return torch.randint(1, self.vocabulary, (batch, size), generator=generator), y
 
@@ -104,7 +132,13 @@ def _images(
     channels: int = 3,
 ) -> ZooModel:
     name = build.__name__
-    return ZooModel(name, summary, task, build, classes, size, channels, published=PUBLISHED[name])
+    return ZooModel(name, summary, task, build, classes, size, (channels, None, None), published=PUBLISHED[name])
+
+
+def _sequences(build: Callable[..., nn.Module], summary: str, *, classes: int, size: int, shape: Shape) -> ZooModel:
+    """Of numbers over time, in a shape of their own."""
+    name = build.__name__
+    return ZooModel(name, summary, CLASSIFY, build, classes, size, shape, published=PUBLISHED[name])
 
 
 def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
@@ -116,7 +150,7 @@ def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
         build=build,
         classes=2,
         input_size=128,
-        channels=0,
+        shape=(None,),
         published=PUBLISHED[name],
         vocabulary=VOCABULARY,
     )
@@ -142,12 +176,22 @@ _ENTRIES = (
         build=char_lstm,
         classes=65,
         input_size=80,
-        channels=0,
+        shape=(None,),
         published=PUBLISHED["char_lstm"],
     ),
     _word_pieces(bert_small, "BERT-small, for word pieces"),
     _word_pieces(bert_base, "BERT-base, for word pieces"),
     _images(autoencoder, "a dense autoencoder", task=RECONSTRUCT, classes=0, size=28, channels=1),
+    _sequences(
+        ds_cnn, "DS-CNN, for keywords as 49 frames of MFCCs", classes=12, size=49, shape=(1, None, COEFFICIENTS)
+    ),
+    _sequences(
+        minilearn_kws, "MiniLearn's CNN for keywords", classes=12, size=KWS_SHAPE[1], shape=(1, None, KWS_SHAPE[2])
+    ),
+    _images(minilearn_cifar, "MiniLearn's CNN for small images", classes=10, size=CIFAR_SHAPE[1]),
+    _sequences(
+        minilearn_har, "MiniLearn's CNN for activities", classes=6, size=HAR_SHAPE[0], shape=(None, *HAR_SHAPE[1:])
+    ),
 )
 
 MODELS: Mapping[str, ZooModel] = {entry.name: entry for entry in _ENTRIES}
