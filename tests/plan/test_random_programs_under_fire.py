@@ -141,8 +141,8 @@ class Fire:
             return within(ladder, budget_bytes)
 
         with (
-            patch("edgetrain.run.step.measure_costs", self.costs),
-            patch("edgetrain.run.step.make_plan", self.plan),
+            patch("edgetrain.run.making.measure_costs", self.costs),
+            patch("edgetrain.run.making.make_plan", self.plan),
             patch("edgetrain.run.compiled.Pages", lambda *args, calls: Pages(*args, calls=self.disk.calls)),
             patch.object(adaptive, "PERIOD_S", 0.0),
             patch.object(adaptive, "ASKING_PART", math.inf),

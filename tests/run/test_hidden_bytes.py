@@ -75,7 +75,7 @@ def test_checking_and_copying_are_in_the_account(
 ) -> None:
     assert three_steps(net, optimizer, memory="1GB", check_finite=True).plan.updates != "early"
     for updates in ("guarded", "together"):
-        monkeypatch.setattr("edgetrain.run.step.keep_all", functools.partial(keep_all, updates=updates))
+        monkeypatch.setattr("edgetrain.run.making.keep_all", functools.partial(keep_all, updates=updates))
         assert three_steps(net, optimizer, memory="1GB").plan.updates == updates
 
 
