@@ -28,6 +28,7 @@ from edgetrain.graph import optimizers
 from edgetrain.graph.capture import Unused, check_example
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.ir import Graph
+from edgetrain.graph.modes import evaluating
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
@@ -142,14 +143,8 @@ class Step:
 
     def evaluate(self, *batch: Any) -> torch.Tensor:
         """The loss in evaluation mode, as plain PyTorch computes it; nothing is changed."""
-        training = {module: module.training for module in self._model.modules()}
-        try:
-            self._model.eval()
-            with torch.no_grad():
-                return self._loss(self._model, *batch)
-        finally:
-            for module, was in training.items():
-                module.training = was
+        with evaluating(self._model), torch.no_grad():
+            return self._loss(self._model, *batch)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name; nothing is changed."""

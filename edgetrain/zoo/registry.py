@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgetrain.errors import UserError
+from edgetrain.graph.modes import evaluating
 from edgetrain.zoo.models.alexnet import alexnet
 from edgetrain.zoo.models.arguments import check_classes, check_size, refuse_classes
 from edgetrain.zoo.models.autoencoder import autoencoder
@@ -237,25 +238,13 @@ def count(model: nn.Module, example_inputs: torch.Tensor | Sequence[torch.Tensor
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     named = [*model.named_parameters(), *model.named_buffers()]
     counter = FlopCounterMode(display=False)
-    with _evaluating(model), _plain_kernels(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+    with evaluating(model), _plain_kernels(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in named}
         fakes = tuple(torch.empty_like(tensor, device="cpu") for tensor in inputs)
         with counter:
             torch.func.functional_call(model, state, fakes)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Counts(parameters, counter.get_total_flops() // 2)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards each module has its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextlib.contextmanager
