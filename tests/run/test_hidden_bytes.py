@@ -20,18 +20,15 @@ from budget_nets import (
     infeasible,
     three_steps,
 )
+from marks import PLANNED_STEPS
 from plain import OptimizerMaker, bits, differing, sgd, training
 from torch import Tensor, nn
 
 import edgetrain as et
-from edgetrain.native import arena
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.run.compiled import CompiledStep
 
-pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
-    pytest.mark.usefixtures("one_cache", "one_round"),
-]
+pytestmark = PLANNED_STEPS
 
 
 # ---- where bytes hide -----------------------------------------------------------------------------------------
