@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run, commands
 from keyword_files import write_keywords
 
-from edgetrain.cli import main
 from edgetrain.firmware import export as export_module
 from edgetrain.firmware import kernels
 
@@ -31,25 +29,13 @@ def odd(classes):
 def wide(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, classes))
 """
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(NETS)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return commands(capsys, monkeypatch)
 
 
 def words(net: str, target: str, *more: object) -> tuple[object, ...]:
