@@ -32,11 +32,11 @@ def models(
     if notes:
         _print_notes(rows)
     else:
-        results.print("\nWhere papers print other numbers, and why: edgetrain models --notes")
+        results.print("Where papers print other numbers, and why: edgetrain models --notes")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """Fits 80 columns: the last one takes what the others leave, and only there are lines broken."""
+    """Fits 80 columns and, with a line a model, 23 rows: the last column takes what the others leave."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     for heading in ("parameters", "multiply-\nadds"):

@@ -165,14 +165,14 @@ _ENTRIES = (
     _images(mobilenet_v1, "MobileNetV1, of any width"),
     _images(mobilenet_v2, "MobileNetV2, of any width"),
     _images(squeezenet, "SqueezeNet 1.1"),
-    _images(googlenet, "GoogLeNet with batch norm, no auxiliary classifiers"),
+    _images(googlenet, "GoogLeNet with batch norm"),
     _images(resnet18, "ResNet-18"),
     _images(resnet18_cifar, "ResNet-18 for small images", classes=10, size=32),
     _images(resnet50, "ResNet-50"),
     _images(densenet121, "DenseNet-121"),
     ZooModel(
         name="char_lstm",
-        summary="two LSTM layers that predict the next character",
+        summary="LSTM, for next characters",
         task=NEXT_CHARACTER,
         build=char_lstm,
         classes=65,
@@ -180,19 +180,13 @@ _ENTRIES = (
         shape=(None,),
         published=PUBLISHED["char_lstm"],
     ),
-    _word_pieces(bert_small, "BERT-small, for word pieces"),
-    _word_pieces(bert_base, "BERT-base, for word pieces"),
+    _word_pieces(bert_small, "BERT-small for word pieces"),
+    _word_pieces(bert_base, "BERT-base for word pieces"),
     _images(autoencoder, "a dense autoencoder", task=RECONSTRUCT, classes=0, size=28, channels=1),
-    _sequences(
-        ds_cnn, "DS-CNN, for keywords as 49 frames of MFCCs", classes=12, size=49, shape=(1, None, COEFFICIENTS)
-    ),
-    _sequences(
-        minilearn_kws, "MiniLearn's CNN for keywords", classes=12, size=KWS_SHAPE[1], shape=(1, None, KWS_SHAPE[2])
-    ),
-    _images(minilearn_cifar, "MiniLearn's CNN for small images", classes=10, size=CIFAR_SHAPE[1]),
-    _sequences(
-        minilearn_har, "MiniLearn's CNN for activities", classes=6, size=HAR_SHAPE[0], shape=(None, *HAR_SHAPE[1:])
-    ),
+    _sequences(ds_cnn, "DS-CNN, keywords as MFCCs", classes=12, size=49, shape=(1, None, COEFFICIENTS)),
+    _sequences(minilearn_kws, "MiniLearn's for keywords", classes=12, size=KWS_SHAPE[1], shape=(1, None, KWS_SHAPE[2])),
+    _images(minilearn_cifar, "MiniLearn's for CIFAR-10", classes=10, size=CIFAR_SHAPE[1]),
+    _sequences(minilearn_har, "MiniLearn's for activities", classes=6, size=HAR_SHAPE[0], shape=(None, *HAR_SHAPE[1:])),
 )
 
 MODELS: Mapping[str, ZooModel] = {entry.name: entry for entry in _ENTRIES}
