@@ -86,7 +86,7 @@ class StepMaker:
         optimizer: torch.optim.Optimizer,
         options: Options,
     ) -> None:
-        self._model, self._loss, self._optimizer, self._options = model, loss, optimizer, options
+        self.model, self.loss, self.optimizer, self.options = model, loss, optimizer, options
         self.channels_last = True
         self.page_to = options.page_to
         self._quickly = False  # do not search for what a bound rules out
@@ -100,16 +100,16 @@ class StepMaker:
 
     def new(self, batch: tuple[Any, ...]) -> Variant:
         """What trains on batches like this one, within what was asked for."""
-        count, of_tensors = self._options.count(batch), self._options.process_memory_bytes is None
+        count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
         self._quickly = False
-        if self._options.follow is not None:
-            return self._following(batch, self._options.follow)
+        if self.options.follow is not None:
+            return self._following(batch, self.options.follow)
         if count == 1 and of_tensors:
             try:
                 return self._whole(batch)
             except Infeasible as answer:
                 raise with_line(answer, f"micro-batches: {self.micro.would_do(batch, answer)}") from None
-        if count == 1 or (count == "auto" and self._options.keeps_all):
+        if count == 1 or (count == "auto" and self.options.keeps_all):
             return self._whole(batch)
         samples, _ = sample_items(batch)
         if isinstance(count, int):
@@ -123,8 +123,8 @@ class StepMaker:
         return within(samples, attempt, count)
 
     def _keep_all_bytes(self, graph: Graph, updates: Updates | None) -> int:
-        updates = updates or keep_all(graph, early=not self._options.check_finite).updates
-        costs = measure_costs(graph, use_cache=self._options.use_cache)
+        updates = updates or keep_all(graph, early=not self.options.check_finite).updates
+        costs = measure_costs(graph, use_cache=self.options.use_cache)
         return problem(graph, costs, updates).keep_all.peak_bytes
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> Variant:
@@ -145,19 +145,19 @@ class StepMaker:
 
         def capture() -> Captured:
             return capture_with_externals(
-                self._model,
-                self._loss,
-                self._optimizer,
+                self.model,
+                self.loss,
+                self.optimizer,
                 batch,
-                unused=self._options.unused,
+                unused=self.options.unused,
                 memory_format=memory_format,
-                clip_norm=self._options.clip_norm if clips else None,
-                use_cache=self._options.use_cache,
+                clip_norm=self.options.clip_norm if clips else None,
+                use_cache=self.options.use_cache,
             )
 
-        captured = capture() if self._options.process_memory_bytes is None else captured_apart(capture)
+        captured = capture() if self.options.process_memory_bytes is None else captured_apart(capture)
         graph = captured.graph
-        if memory_format == "channels_last" and self._options.memory_format == "auto" and norm.available():
+        if memory_format == "channels_last" and self.options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)
             if trains_unfused(graph):
                 self.channels_last = False
@@ -176,7 +176,7 @@ class StepMaker:
         """known: what the steps of one graph share, where there are several; by the graph's key."""
         shared = None if known is None else known.get(graph.key)
         made = CompiledStep(
-            graph, plan, self._model, self._optimizer, externals, check_finite=self._options.check_finite, costs=costs,
+            graph, plan, self.model, self.optimizer, externals, check_finite=self.options.check_finite, costs=costs,
             page_to=self.page_to, watch=watch, known=shared,
         )  # fmt: skip
         if known is not None:
@@ -185,7 +185,7 @@ class StepMaker:
 
     def _following(self, batch: tuple[Any, ...], follow: Callable[[], object] | Literal["auto"]) -> Variant:
         """Plans over the range of budgets, made ahead."""
-        count = self._options.count(batch)
+        count = self.options.count(batch)
         samples = 1 if count == 1 else sample_items(batch)[0]
         smallest, largest = self._range(batch, count, samples)
         watch = BudgetWatch(lambda: largest)
@@ -230,7 +230,7 @@ class StepMaker:
         )
 
     def _range_of(self, graphs: Sequence[tuple[Graph, Updates | None]], kept: int) -> tuple[int, int]:
-        options = self._options
+        options = self.options
         least, most = [], []
         for graph, updates in graphs:
             costs = measure_costs(graph, use_cache=options.use_cache, page_to=self.page_to)
@@ -243,8 +243,8 @@ class StepMaker:
     @property
     def _planner(self) -> str:
         """Where the budget moves there are many plans to be made."""
-        moves = self._options.follow is not None and self._options.planner == "auto"
-        return "fast" if moves else self._options.planner
+        moves = self.options.follow is not None and self.options.planner == "auto"
+        return "fast" if moves else self.options.planner
 
     def _plan(
         self,
@@ -257,7 +257,7 @@ class StepMaker:
     ) -> tuple[Plan, Costs | None]:
         """updates: where they must stand. beside_bytes: what is held beside the graph's tensors, of the same budget.
         memory_bytes: the budget, where it is another than that of the options."""
-        options = self._options
+        options = self.options
         if updates is None:
             plain = keep_all(graph, early=not options.check_finite, exact=exact)
         else:
@@ -268,7 +268,7 @@ class StepMaker:
         if memory_bytes is not None:
             memory_bytes = max(1, memory_bytes - beside_bytes)
         if options.process_memory_bytes is not None:
-            there = bool(self._optimizer.state)
+            there = bool(self.optimizer.state)
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
@@ -290,8 +290,8 @@ class StepMaker:
         return made, costs
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:
-        if self._options.memory_format != "auto":
-            return self._options.memory_format
+        if self.options.memory_format != "auto":
+            return self.options.memory_format
         # oneDNN runs convolutions of these types, and channels-last without reordering every activation.
         fast = any(
             isinstance(t, torch.Tensor)
@@ -301,7 +301,7 @@ class StepMaker:
             and t.device.type == "cpu"
             for t in batch
         )
-        modules = list(self._model.modules())
+        modules = list(self.model.modules())
         convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules)
         # PyTorch's channels-last kernel of batch norm sums in float32, the other in float64: errors a hundred times as
         # large. Ours does not.
@@ -310,8 +310,8 @@ class StepMaker:
 
     def _exact(self, memory_format: MemoryFormat) -> Exact:
         # A captured LSTM runs gate by gate; plain PyTorch has a fused kernel for these types that rounds otherwise.
-        fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self._model.modules())
-        fused |= any(group.get("fused") for group in self._optimizer.param_groups)
+        fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self.model.modules())
+        fused |= any(group.get("fused") for group in self.optimizer.param_groups)
         return "rounding" if fused or memory_format == "channels_last" else "bitwise"
 
 

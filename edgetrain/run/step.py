@@ -103,7 +103,7 @@ def prepare(
         None if process_memory is None else parse_bytes(process_memory),
         planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow, micro_batches, allow_inexact,
     )  # fmt: skip
-    step = Step(model, loss, optimizer, options)
+    step = Step(StepMaker(model, loss, optimizer, options))
     step.of_shape(*check_example(example))
     return step
 
@@ -111,15 +111,9 @@ def prepare(
 class Step:
     """What `et.prepare` returns. Call it with a batch; see the module's docstring."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[..., torch.Tensor],
-        optimizer: torch.optim.Optimizer,
-        options: Options,
-    ) -> None:
-        self._model, self._loss, self._optimizer, self._options = model, loss, optimizer, options
-        self._maker = StepMaker(model, loss, optimizer, options)
+    def __init__(self, maker: StepMaker) -> None:
+        self._model, self._loss, self._optimizer = maker.model, maker.loss, maker.optimizer
+        self._maker, self._options = maker, maker.options
         self._variants: dict[Any, Variant] = {}
         self._last: CompiledStep | MicroStep | None = None
         self._steps = 0

@@ -25,17 +25,10 @@ from edgetrain.zoo.models.autoencoder import autoencoder
 from edgetrain.zoo.models.bert import VOCABULARY, bert_base, bert_small
 from edgetrain.zoo.models.char_lstm import char_lstm
 from edgetrain.zoo.models.densenet import densenet121
-from edgetrain.zoo.models.ds_cnn import COEFFICIENTS, ds_cnn
+from edgetrain.zoo.models.ds_cnn import ds_cnn
 from edgetrain.zoo.models.googlenet import googlenet
 from edgetrain.zoo.models.lenet import lenet
-from edgetrain.zoo.models.minilearn import (
-    CIFAR_SHAPE,
-    HAR_SHAPE,
-    KWS_SHAPE,
-    minilearn_cifar,
-    minilearn_har,
-    minilearn_kws,
-)
+from edgetrain.zoo.models.minilearn import minilearn_cifar, minilearn_har, minilearn_kws
 from edgetrain.zoo.models.mobilenet_v1 import mobilenet_v1
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 from edgetrain.zoo.models.published import PUBLISHED, Published
@@ -183,10 +176,10 @@ _ENTRIES = (
     _word_pieces(bert_small, "BERT-small for word pieces"),
     _word_pieces(bert_base, "BERT-base for word pieces"),
     _images(autoencoder, "a dense autoencoder", task=RECONSTRUCT, classes=0, size=28, channels=1),
-    _sequences(ds_cnn, "DS-CNN, keywords as MFCCs", classes=12, size=49, shape=(1, None, COEFFICIENTS)),
-    _sequences(minilearn_kws, "MiniLearn's for keywords", classes=12, size=KWS_SHAPE[1], shape=(1, None, KWS_SHAPE[2])),
-    _images(minilearn_cifar, "MiniLearn's for CIFAR-10", classes=10, size=CIFAR_SHAPE[1]),
-    _sequences(minilearn_har, "MiniLearn's for activities", classes=6, size=HAR_SHAPE[0], shape=(None, *HAR_SHAPE[1:])),
+    _sequences(ds_cnn, "DS-CNN, keywords as MFCCs", classes=12, size=49, shape=(1, None, 10)),
+    _sequences(minilearn_kws, "MiniLearn's for keywords", classes=12, size=62, shape=(1, None, 12)),
+    _images(minilearn_cifar, "MiniLearn's for CIFAR-10", classes=10, size=32),
+    _sequences(minilearn_har, "MiniLearn's for activities", classes=6, size=90, shape=(None, 3, 1)),
 )
 
 MODELS: Mapping[str, ZooModel] = {entry.name: entry for entry in _ENTRIES}

@@ -17,7 +17,6 @@ from torch import nn
 from edgetrain.zoo.models.arguments import check_classes, check_size, check_width, scaled
 
 CHANNELS = 64
-COEFFICIENTS = 10  # of each frame, in the paper; the layers take any number of them
 BLOCKS = 4
 
 
