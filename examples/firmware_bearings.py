@@ -6,13 +6,13 @@ It learns to rebuild spectra of a normal bearing; what it rebuilds badly is a fa
 recordings of two faults, and the last 1.8 seconds of the normal one, a quarter second after the three that it learned.
 """
 
-import argparse
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 from torch import nn
 from torch.nn import functional as F
 
@@ -79,15 +79,10 @@ def study(folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int
     return Found(judged(model, unseen, faults), before, run)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    parser.add_argument("--target", default="nrf52840")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+def main(folder: Path, target: str = "nrf52840", steps: int = 1000, seed: int = 0) -> None:
+    """Learn the sound of a bearing as firmware. FOLDER holds the recordings."""
     with tempfile.TemporaryDirectory() as place:
-        found = study(asked.folder, Path(place) / "fw", target=asked.target, steps=asked.steps, seed=asked.seed)
+        found = study(folder, Path(place) / "fw", target=target, steps=steps, seed=seed)
     run = found.run
     print(f"loss {run.losses[0]:.3f} → {run.losses[-1]:.3f}; RAM {run.built.ram_bytes} bytes; {run.time_s:.1f} s")
     for name, value in found.auroc.items():
@@ -95,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

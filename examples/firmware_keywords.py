@@ -6,7 +6,6 @@ A DS-CNN is trained here on eight keywords. Its first layers stay as they are, i
 classifier learn the four classes that it has not heard, as C in 256 KB. PyTorch does the same, for comparison.
 """
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 from torch import nn
 from torch.nn import functional as F
 
@@ -109,21 +109,16 @@ def study(
     return Found(known, accuracy(there, *test), accuracy(model, *test), run)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    parser.add_argument("--target", default="nrf52840")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+def main(folder: Path, target: str = "nrf52840", steps: int = 200, seed: int = 0) -> None:
+    """Learn new keywords as firmware. FOLDER holds the archive of MLPerf Tiny."""
     with tempfile.TemporaryDirectory() as place:
-        found = study(asked.folder, Path(place) / "fw", target=asked.target, steps=asked.steps, seed=asked.seed)
+        found = study(folder, Path(place) / "fw", target=target, steps=steps, seed=seed)
     run = found.run
     print(f"eight keywords, trained here: {found.known:.1%} right")
-    print(f"four new classes, {asked.steps} steps of {SAMPLES} on {asked.target}: {found.firmware:.1%}")
+    print(f"four new classes, {steps} steps of {SAMPLES} on {target}: {found.firmware:.1%}")
     print(f"the same in PyTorch: {found.pytorch:.1%}")
     print(f"loss {run.losses[0]:.3f} → {run.losses[-1]:.3f}; RAM {run.built.ram_bytes} bytes; {run.time_s:.1f} s")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.progress import Progress
 
+from edgetrain.cli.models_and_data import by_sides
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware.build import Variant, load_project
@@ -21,7 +22,10 @@ from edgetrain.zoo import datasets
 
 def emulate(
     folder: Annotated[Path, typer.Argument(help="Folder that `edgetrain export` wrote.")],
-    data: Annotated[str, typer.Option(help="A data set by name or path, as in `edgetrain train`.")],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A data set by name or path, as in `edgetrain train`; without it a random batch."),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 0,
     scalar: Annotated[
@@ -44,12 +48,14 @@ def emulate(
     runs the other.
 
     Example: edgetrain emulate fw --data digits --steps 20
+
+    Example: edgetrain emulate fw --steps 3
     """
     project = load_project(folder)
     variant: Variant = "plain" if scalar or project["is_board"] else "fast"
     if threads is not None and variant == "plain":
         raise UserError("the scalar program has one thread", next_step="leave --threads out, or --scalar")
-    batches = list(_batches(project, data, steps, seed))
+    batches = [_random(project, seed)] * steps if data is None else list(_batches(project, data, steps, seed))
     try:
         with Progress(console=notes, transient=True, disable=json or not notes.is_terminal) as bar:
             task = bar.add_task(f"training on {project['target']}", total=steps)
@@ -75,19 +81,39 @@ def emulate(
 
 
 def _batches(project: dict[str, Any], data: str, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    shape = project["inputs"][0]["shape"]
-    if len(shape) != 4:
-        raise UserError(f"this firmware takes {shape}, and data sets give images", next_step="feed it from Python")
-    found = datasets.load(data, input_size=shape[-1], channels=shape[1], seed=seed)
+    samples, *sides = project["inputs"][0]["shape"]
+    square = len(sides) == 3 and sides[0] in (1, 3) and sides[1] == sides[2]
+    size, channels = (sides[-1], sides[0]) if square else (None, None)
+    found = datasets.load(data, input_size=size, channels=channels, seed=seed)
+    if list(found.shape) != sides:
+        raise UserError(
+            f"this firmware cannot train on {data}", expected=f"inputs of {by_sides(sides)}",
+            received=f"inputs of {by_sides(found.shape)}",
+            next_step="give the data that it was exported with, leave --data out for a random batch, or feed it from "
+            "Python (run_firmware in edgetrain.firmware.emulate)",
+        )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     left = torch.randperm(len(found.train), generator=generator)
-    if len(left) < shape[0]:
-        raise UserError(f"{data} has {len(left)} samples to train on", expected=f"a batch of {shape[0]} at least")
+    if len(left) < samples:
+        raise UserError(f"{data} has {len(left)} samples to train on", expected=f"a batch of {samples} at least")
     for _ in range(steps):
-        if len(left) < shape[0]:
+        if len(left) < samples:
             left = torch.randperm(len(found.train), generator=generator)
-        yield found.train.batch(left[: shape[0]])
-        left = left[shape[0] :]
+        yield found.train.batch(left[:samples])
+        left = left[samples:]
+
+
+def _random(project: dict[str, Any], seed: int) -> tuple[torch.Tensor, ...]:
+    """A batch of the shapes that the firmware takes. Inputs that the step does not read have no place in it: 0."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = [torch.zeros(())] * (1 + max(described["position"] for described in project["inputs"]))
+    for described in project["inputs"]:
+        shape, below = described["shape"], described.get("below", 1)
+        numbers = described["dtype"] == "float32"
+        batch[described["position"]] = (
+            torch.randn(shape, generator=generator) if numbers else torch.randint(below, shape, generator=generator)
+        )
+    return tuple(batch)
 
 
 def _described(project: dict[str, Any], run: Run, program: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +42,7 @@ def export(
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
     momentum: Annotated[float, typer.Option(help="Momentum of sgd; 0 needs no memory.", min=0.0)] = 0.0,
     classes: Annotated[int | None, typer.Option(help="Number of classes, without data.", min=1)] = None,
-    input_size: Annotated[int | None, typer.Option(help="Side of an image.", min=1)] = None,
+    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
     width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
     seed: Annotated[int, typer.Option(help="Of the fresh weights.")] = 0,
     keep_every: Annotated[
@@ -59,6 +60,8 @@ def export(
     Example: edgetrain export lenet --target linux-x86_64 --batch 8 --out fw
 
     Example: edgetrain export lenet --width 0.5 --target nrf52840 --batch 2 --out fw --check 3
+
+    Example: edgetrain export ds_cnn --width 0.5 --data KEYWORDS --target stm32f746 --batch 1 --out fw
     """
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
@@ -77,7 +80,7 @@ def export(
     if json:
         print_json(_as_json(project, plan, checked))
     else:
-        results.print(_as_text(project, plan, checked), markup=False, soft_wrap=True)
+        results.print(_as_text(project, plan, checked, data), markup=False, soft_wrap=True)
     if wrong:
         notes.print(f"error: {parity.WrongNumbers(wrong)}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
@@ -141,7 +144,7 @@ def _as_json(project: Project, plan: Plan, rows: list[parity.Row]) -> dict[str, 
     }
 
 
-def _as_text(project: Project, plan: Plan, rows: list[parity.Row]) -> str:
+def _as_text(project: Project, plan: Plan, rows: list[parity.Row], data: str | None) -> str:
     lines = [
         f"{project.folder}: {len(plan.order)} ops for {project.target}, {len(plan.recomputed)} of them computed again",
         f"RAM {project.ram_bytes} bytes: arena {project.arena_bytes}, weights, state and batch {project.lasting_bytes}",
@@ -152,4 +155,5 @@ def _as_text(project: Project, plan: Plan, rows: list[parity.Row]) -> str:
     if rows:
         right = sum(row.right for row in rows)
         lines.append(f"{right} of {len(rows)} tensors are within 4 × PyTorch's own error of float64")
-    return "\n".join([*lines, f"next: make -C {project.folder}, or edgetrain emulate {project.folder} --data DATA"])
+    emulate = ["edgetrain", "emulate", str(project.folder), *([] if data is None else ["--data", data])]
+    return "\n".join([*lines, f"next: make -C {project.folder}, or {shlex.join(emulate)}"])

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from edgetrain import zoo
+from edgetrain.cli.models_and_data import by_sides
 from edgetrain.cli.output import Json, print_json, results
 
 
@@ -31,11 +32,11 @@ def models(
     if notes:
         _print_notes(rows)
     else:
-        results.print("\nWhere papers print other numbers, and why: edgetrain models --notes")
+        results.print("Where papers print other numbers, and why: edgetrain models --notes")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """Fits 80 columns: the last one takes what the others leave, and only there are lines broken."""
+    """Fits 80 columns and, with a line a model, 23 rows: the last column takes what the others leave."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     for heading in ("parameters", "multiply-\nadds"):
@@ -60,12 +61,11 @@ def _row(entry: zoo.ZooModel) -> dict[str, Any]:
     with torch.device("meta"):  # the largest would take half a gigabyte
         model = zoo.build(entry.name)
     counts = zoo.count(model, entry.example(1)[0])
-    size = entry.input_size
     return {
         "name": entry.name,
         "parameters": counts.parameters,
         "multiply_adds": counts.multiply_adds,
-        "input": f"{entry.channels}×{size}×{size}" if entry.channels else f"{size} tokens",
+        "input": by_sides(entry.input_shape()) if len(entry.shape) > 1 else f"{entry.input_size} tokens",
         "task": entry.task.name,
         "summary": entry.summary,
         "published": [

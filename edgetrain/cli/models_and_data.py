@@ -20,7 +20,8 @@ from edgetrain import zoo
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import ExampleRefused
 from edgetrain.zoo import datasets
-from edgetrain.zoo.datasets import Data
+from edgetrain.zoo.datasets import Data, keywords
+from edgetrain.zoo.datasets.recognise import PUBLIC
 from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, Task
 
 
@@ -65,7 +66,25 @@ def load_data(chosen: Chosen, spec: str, *, input_size: int | None, seed: int) -
             f"{entry.name} trains on {wanted}, {spec} holds {data.kind}",
             next_step="choose another model (`edgetrain models`) or other data",
         )
+    # A net that pools over the whole image takes any sides: what an image net refuses is seen when it is captured.
+    if entry.size_in(data.shape) is None and not entry.channels:
+        raise _other_shape(entry, spec, data.shape)
     return data
+
+
+def by_sides(shape: Sequence[int]) -> str:
+    """(1, 49, 10) → "1×49×10"."""
+    return "×".join(map(str, shape))
+
+
+def _other_shape(entry: zoo.ZooModel, spec: str, shape: tuple[int, ...]) -> UserError:
+    has_data = entry.size_in(keywords.SHAPE) is not None
+    return UserError(
+        f"{entry.name} cannot be run on {spec}", expected=f"inputs of {by_sides(entry.input_shape())}",
+        received=f"inputs of {by_sides(shape)}",
+        next_step=f"give keywords as MFCCs as --data: {PUBLIC['keywords']}" if has_data
+        else "no data set here has that shape: train it from Python with et.prepare and batches of your own",
+    )  # fmt: skip
 
 
 def build_for(chosen: Chosen, data: Data, *, width: float | None) -> tuple[nn.Module, Task]:
@@ -77,7 +96,7 @@ def build_for(chosen: Chosen, data: Data, *, width: float | None) -> tuple[nn.Mo
         return _call(chosen, classes=len(data.classes)), task
     entry = chosen.entry
     classes = len(data.classes) if entry.classes else None
-    size = data.shape[-1] if data.kind == "images" else None
+    size = entry.size_in(data.shape) or data.shape[-1] if data.kind == "images" else None
     return zoo.build(entry.name, classes=classes, input_size=size, width=width), entry.task
 
 
@@ -101,12 +120,13 @@ def told_of_batch(model: str, source: str, batch: Sequence[torch.Tensor]) -> Ite
     try:
         yield
     except ExampleRefused as error:
-        shapes = [f"{'×'.join(map(str, t.shape))} {str(t.dtype).removeprefix('torch.')}" for t in batch]
+        shapes = [f"{by_sides(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in batch]
         raise UserError(
             f"{model} cannot be run on {source}: {error.where} fails",
             expected=f"a model for inputs of {shapes[0]}" + (f" and labels of {shapes[1]}" if shapes[1:] else ""),
             received=error.received,
-            next_step="make the model take this shape, or change the input: --input-size gives images another side",
+            next_step="choose or make a model that takes this shape (`edgetrain models` lists those of the zoo), or "
+            "change the input: --input-size gives images another side",
         ) from error
 
 

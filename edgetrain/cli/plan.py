@@ -40,7 +40,8 @@ from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
 from edgetrain.report.memory import blocks, top_bytes, write_page
-from edgetrain.run.step import captured_apart, prepare
+from edgetrain.run.making import captured_apart
+from edgetrain.run.step import prepare
 
 _MOST_POINTS = 50
 _MODULES_SHOWN = 12

@@ -65,6 +65,7 @@ def _project(data: Any) -> dict[str, Any]:
         for tensor in data[key]:
             right = all(type(n) is int and n >= 0 for n in tensor["shape"]) and tensor["dtype"] in _DTYPES
             right &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
+            right &= type(tensor.get("below", 1)) is int and tensor.get("below", 1) > 0
             if not right or not isinstance(tensor["name"], str):
                 raise ValueError(f"a tensor is {json.dumps(tensor)}")
     for key in ("keep_every", "kept_bytes"):

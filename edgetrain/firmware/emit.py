@@ -116,6 +116,14 @@ def lasting_tensors(graph: Graph) -> list[Lasting]:
     return found
 
 
+def labels_of(graph: Graph) -> Iterator[tuple[int, int, int]]:
+    """(tensor, samples, classes) of the labels that the step reads: each lies in [0, classes)."""
+    for op in graph.ops:
+        if op.kind == "edgetrain.softmax_cross_entropy.forward":
+            samples, classes = graph.tensors[op.reads[0]].shape
+            yield op.reads[1], samples, classes
+
+
 def _free_name(name: str, taken: set[str]) -> str:
     found, count = name, 1
     while found in taken:
@@ -290,13 +298,10 @@ class _Emitter:
         return [*first, *lines, f"    *loss_value = *{result};", "    return MODEL_OK;", "}"]
 
     def _check_labels(self, graph: Graph) -> Iterator[str]:
-        for op in graph.ops:
-            if op.kind == "edgetrain.softmax_cross_entropy.forward":
-                samples, classes = graph.tensors[op.reads[0]].shape
-                labels = self.scene.name(op.reads[1])
-                yield f"    if (!labels_in_range({labels}, {self.scene.count(samples)}, {classes})) {{"
-                yield "        return MODEL_BAD_LABEL;"
-                yield "    }"
+        for labels, samples, classes in labels_of(graph):
+            yield f"    if (!labels_in_range({self.scene.name(labels)}, {self.scene.count(samples)}, {classes})) {{"
+            yield "        return MODEL_BAD_LABEL;"
+            yield "    }"
 
     def _calls(self, part: Part, training: bool) -> Iterator[str]:
         graph, names = part.graph, self.scene.name

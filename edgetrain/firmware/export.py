@@ -30,7 +30,7 @@ from torch import nn
 from edgetrain.errors import UserError
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
-from edgetrain.firmware.emit import Called, Lasting, Part, emit, lasting_tensors
+from edgetrain.firmware.emit import Called, Lasting, Part, emit, labels_of, lasting_tensors
 from edgetrain.firmware.fit import infeasible, own_bytes, require_flash
 from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
@@ -290,12 +290,14 @@ def _described(
 ) -> dict[str, Any]:
     """What build, emulate and the comparison with PyTorch need to know."""
     graph = step.graph
+    classes = {labels: below for labels, _, below in labels_of(graph)}
 
     def tensor(item: Lasting) -> dict[str, Any]:
         found = graph.tensors[item.tensor]
         described = {"name": item.name, "shape": list(found.shape), "dtype": found.dtype, "role": item.role}
         source = graph.sources[item.tensor]
-        return described | ({"position": int(source.path)} if source.sort == "input" else {})
+        labels = {"below": classes[item.tensor]} if item.tensor in classes else {}
+        return described | labels | ({"position": int(source.path)} if source.sort == "input" else {})
 
     parameter_of = {g: graph.tensors[p].name for p, g in graph.gradients.items()}
     made = [t for op in step.plan.order for t in graph.ops[op].creates]

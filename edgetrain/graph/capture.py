@@ -35,6 +35,7 @@ from edgetrain.graph import cache, foretold, optimizers
 from edgetrain.graph.fingerprint import Walk, settings, surroundings
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
 from edgetrain.graph.lower import Lowered, lower
+from edgetrain.graph.modes import evaluating
 from edgetrain.graph.record import Recorder, trace_backward
 from edgetrain.graph.verify import verify
 
@@ -100,7 +101,7 @@ def capture(
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back."""
     example = check_example(example)
-    with _eval_mode(model):
+    with evaluating(model):
         walk = _walk((model, "model"))
         digest = _digest(walk, "inference", example, ())
         found = cache.find(digest) if digest and use_cache else None
@@ -212,17 +213,6 @@ def _without_fused_recurrence(model: nn.Module) -> Iterator[None]:
     finally:
         torch._C._set_mkldnn_enabled(enabled)
         torch._C._set_cudnn_enabled(enabled_cudnn)
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 class _Capture:

@@ -11,6 +11,7 @@ records itself when `torch.autograd.grad` runs. `lower.py` turns a recording int
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,6 +64,21 @@ class Recording:
         return int(self.fakes[tensor].untyped_storage()._cdata)
 
 
+@contextmanager
+def _without_their_log() -> Iterator[None]:
+    """An op that refuses its inputs is an error that we tell; fake tensors print its traceback as well."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+
+    def graver(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.ERROR
+
+    log.addFilter(graver)
+    try:
+        yield
+    finally:
+        log.removeFilter(graver)
+
+
 class _ValuesRefused(TorchFunctionMode):
     """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge."""
 
@@ -103,7 +119,7 @@ class Recorder(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave)
         try:
-            with _ValuesRefused(), self.fake_mode, self:
+            with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
                 yield
         finally:
             before.remove()

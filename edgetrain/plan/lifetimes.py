@@ -16,7 +16,7 @@ it is made the next time. So the order alone says what is kept and what is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -56,6 +56,22 @@ def made_by(graph: Graph) -> Mapping[int, int]:
 def new_storages(graph: Graph, number: int) -> tuple[int, ...]:
     """The storages that come to be when the op runs."""
     return graph.new_storages[number]
+
+
+def alive_during(graph: Graph, actions: Iterable[Action]) -> Iterator[tuple[Compute, Set[int]]]:
+    """Each op that runs, and the storages that are there meanwhile and do not last; what is overwritten counts as the
+    result. The set is the same object each time, and goes on changing."""
+    alive: set[int] = set()
+    for action in actions:
+        if isinstance(action, Free):
+            alive.discard(action.storage)
+        elif isinstance(action, PageIn):
+            alive.add(action.storage)
+        elif isinstance(action, Compute):
+            alive.update(new_storages(graph, action.op))
+            if action.into is not None:
+                alive.discard(action.into)
+            yield action, alive
 
 
 def results(graph: Graph) -> set[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from edgetrain import child
@@ -22,16 +23,13 @@ from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
-from edgetrain.plan.lifetimes import Moment, new_storages, overwrites
+from edgetrain.plan.lifetimes import Moment, alive_during, overwrites
 from edgetrain.plan.melon import melon
 from edgetrain.plan.optimal import Aim, Found, optimal, smallest
 from edgetrain.plan.plan import (
     Bound,
-    Compute,
     Exact,
-    Free,
     Item,
-    PageIn,
     Plan,
     Updates,
     items_from_json,
@@ -311,22 +309,7 @@ def tightest(task: Problem, order: Sequence[Item]) -> tuple[Moment, list[tuple[s
     """Where the schedule holds most, and what is alive there that does not last, largest first."""
     moments = task.moments(order)
     at = max(range(len(moments)), key=lambda n: moments[n].during_bytes)
-    alive: set[int] = set()
-    computed = -1
-    for action in task.actions(order):
-        if isinstance(action, Free):
-            alive.discard(action.storage)
-            continue
-        if isinstance(action, PageIn):
-            alive.add(action.storage)
-        if not isinstance(action, Compute):
-            continue
-        computed += 1
-        alive |= set(new_storages(task.graph, action.op))
-        if action.into is not None:
-            alive.discard(action.into)
-        if computed == at:
-            break
+    _, alive = next(islice(alive_during(task.graph, task.actions(order)), at, None))
     names = {tensor.storage: tensor.name for tensor in reversed(task.graph.tensors)}
     found = sorted(((names[s], task.size[s]) for s in alive), key=lambda pair: -pair[1])
     return moments[at], found

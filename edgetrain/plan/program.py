@@ -44,7 +44,7 @@ from edgetrain.costs.table import Way
 from edgetrain.errors import InternalError
 from edgetrain.plan import lifetimes
 from edgetrain.plan.budget import Objective
-from edgetrain.plan.plan import Compute, Free, Item, PageIn
+from edgetrain.plan.plan import Compute, Item
 from edgetrain.plan.problem import Problem
 
 Row = dict[int, float]
@@ -492,26 +492,14 @@ def _sum(row: Row, more: Row) -> Row:
 
 def places_over(problem: Problem, order: Sequence[Item], budget: float) -> list[Place]:
     """The worst place of each stage that holds more than the budget."""
-    actions = problem.actions(order)
     moments = iter(problem.moments(order))
     done: set[int] = set()
-    alive: set[int] = set()
     places: list[tuple[int, bool, int, frozenset[int]]] = []
     found: list[Place] = []
-    for action in actions:
-        if isinstance(action, Free):
-            alive.discard(action.storage)
-            continue
-        if isinstance(action, PageIn):
-            alive.add(action.storage)
-        if not isinstance(action, Compute):
-            continue
+    for action, alive in lifetimes.alive_during(problem.graph, problem.actions(order)):
         again = action.op in done
         done.add(action.op)
-        alive |= set(lifetimes.new_storages(problem.graph, action.op))
         held = next(moments).during_bytes
-        if action.into is not None:
-            alive.discard(action.into)
         if held > budget and not problem.is_view[action.op]:
             places.append((action.op, again, held, frozenset(alive)))
         if not again and not problem.is_view[action.op]:

@@ -22,8 +22,8 @@ from torch import nn
 from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
-from edgetrain.graph.accumulate import ACCUMULATE, accumulates_only
-from edgetrain.graph.ir import PERSISTENT, Graph, Op, Source, Tensor
+from edgetrain.graph.accumulate import accumulates_only
+from edgetrain.graph.ir import PERSISTENT, Graph, Op, Tensor
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.pagefile import Calls, PageFault
@@ -34,6 +34,7 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
+from edgetrain.run.binding import Before, Binding, laid_out
 from edgetrain.run.compile import NotFinite, Program, Words, build, let_go, taken
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
@@ -138,12 +139,12 @@ class CompiledStep:
         self._watch = watch
         self.falls: list[Fall] = []
         self.beside_bytes = 0
-        self._model, self._optimizer, self._externals = model, optimizer, externals
+        self._optimizer = optimizer
         self._check_finite, self._costs = check_finite, costs
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
-        self._kind = optimizers.kind_of(optimizer)
+        self._binding = Binding(graph, optimizers.kind_of(optimizer), model, optimizer, externals)
         self._pages = self._new_pages(page_to, page_calls)
         resumable = self._pages is not None or watch is not None
         self.known = known or Known(graph, costs, plan.updates, check_finite=check_finite, resumable=resumable)
@@ -151,8 +152,8 @@ class CompiledStep:
         self._checked = False
         self.page_fault: str | None = None  # why the last transfer failed that did
         self._arenas = self._new_arenas(costs)
-        self._require_same_optimizer()
-        self._binders = [self._bound(graph.sources[t], t) for t in self._program.held]
+        self._binding.require_same_optimizer(self._program.updates)
+        self._binders = [self._binding.binder(t) for t in self._program.held]
 
     @property
     def source(self) -> str:
@@ -308,17 +309,18 @@ class CompiledStep:
     def _execute(
         self, program: Program, batch: tuple[Any, ...], *, keep: bool = True, look: Callable[..., None] | None = None
     ) -> Any:
-        inputs = [_laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
+        inputs = [laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = self.bound()
-        given = [update.settings(self._kind, group) for group in self._optimizer.param_groups]
+        given = [update.settings(self._binding.kind, group) for group in self._optimizer.param_groups]
         undo, interrupt = Undo(random=program.random), HeldSignals()
-        before: list[tuple[torch.Tensor, update.State | None]] = []
+        before: Before = []
         done = False
         try:
-            states, fresh = self._states(program, given, before)
+            binding, updates = self._binding, program.updates
+            states, fresh = binding.states(updates, given, before, weight=self.weight, starts=self.starts)
             late = self.plan.updates == "together" and program.allocates_late and self._arenas is None
-            if program.updates and self.plan.updates != "guarded" and (late or not keep):
-                self._note_updated(program, undo)  # such a plan makes no copies of its own for them
+            if updates and self.plan.updates != "guarded" and (late or not keep):
+                binding.note_updated(updates, undo)  # such a plan makes no copies of its own for them
             with torch.no_grad(), call.without_autocast(), self._served(program):
                 given_to_all = (inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look)
                 result = self._run(program, given_to_all)
@@ -345,11 +347,11 @@ class CompiledStep:
                 interrupt.hold()
                 self._settle()
                 undo.take_back()
-                self._put_back_states(before)
+                self._binding.put_back_states(before)
             interrupt.release()
         if keep and not self._accumulates_only:
             for op in program.updates:
-                self._parameter(op).grad = None
+                self._binding.parameter(op).grad = None
         return result
 
     def bound(self) -> dict[int, torch.Tensor]:
@@ -469,104 +471,6 @@ class CompiledStep:
     def _needs(self) -> list[int]:
         return self._needs_of(self.plan)
 
-    def _note_updated(self, program: Program, undo: Undo) -> None:
-        for op in program.updates:
-            if op.kind == ACCUMULATE:
-                continue
-            parameter = self._parameter(op)
-            undo.note(parameter)
-            for value in self._optimizer.state.get(parameter, {}).values():
-                if isinstance(value, torch.Tensor):
-                    undo.note(value)
-
-    def _states(
-        self,
-        program: Program,
-        given: list[update.Settings],
-        before: list[tuple[torch.Tensor, update.State | None]],
-    ) -> tuple[list[update.State], list[bool]]:
-        """The optimizer's state of each updated parameter; what is missing is made now, before anything else can fail.
-
-        What was there is added to `before`.
-        """
-        states: list[update.State] = []
-        fresh: list[bool] = []
-        for op in program.updates:
-            if op.kind == ACCUMULATE:
-                states.append({"weight": self.weight})
-                fresh.append(self.starts)
-                continue
-            parameter = self._parameter(op)
-            stateless = self._kind == "sgd" and len(op.args) == 2
-            if not stateless:
-                there = self._optimizer.state.get(parameter)
-                before.append((parameter, None if there is None else dict(there)))
-            state: update.State = {} if stateless else self._optimizer.state[parameter]
-            states.append(state)
-            settings = given[_place(op)[0]]
-            fresh.append(not stateless and update.make_state(self._kind, parameter, state, settings))
-            if not stateless:
-                update.check_state(self._kind, parameter, state, settings)
-        return states, fresh
-
-    def _put_back_states(self, before: list[tuple[torch.Tensor, update.State | None]]) -> None:
-        for parameter, state in before:
-            if state is None:
-                self._optimizer.state.pop(parameter, None)
-            else:
-                self._optimizer.state[parameter].clear()
-                self._optimizer.state[parameter].update(state)
-
-    def _parameter(self, op: Op) -> torch.Tensor:
-        group, index = _place(op)
-        parameter: torch.Tensor = self._optimizer.param_groups[group]["params"][index]
-        return parameter
-
-    def _require_same_optimizer(self) -> None:
-        """The updates of the graph are those of this optimizer, parameter by parameter and state by state."""
-        trained = {one.path: one for one in optimizers.trained(self._optimizer)}
-        for op in self._program.updates:
-            if op.kind == ACCUMULATE:
-                continue
-            one = trained.get("{}.{}".format(*_place(op)))
-            steps = ("step",) if one is not None and one.counts_steps else ()
-            keys = {self.graph.sources[t].path.rpartition(".")[2] for t in op.reads[2:]}
-            if one is None or keys != {*one.state_keys, *steps} or op.kind != f"edgetrain.{self._kind}.update":
-                raise _other("optimizer", f"{op.kind} of {self.graph.tensors[op.reads[0]].name}, with {sorted(keys)}")
-
-    def _bound(self, source: Source, t: int) -> Callable[[], torch.Tensor]:
-        """A binder that gives a tensor of the shape and type that the graph was captured with."""
-        tensor = self.graph.tensors[t]
-        try:
-            bind = self._binder(source, t)
-            real = bind()
-        except (AttributeError, KeyError, IndexError) as error:
-            raise _other("model", f"{source.sort} {source.path}, {tensor}") from error
-        if (tuple(real.shape), str(real.dtype)) != (tensor.shape, f"torch.{tensor.dtype}"):
-            raise _other("model", f"{source.sort} {source.path}, {tensor}")
-        return bind
-
-    def _binder(self, source: Source, t: int) -> Callable[[], torch.Tensor]:
-        """A function that gives the live tensor, so that what the user puts in its place between steps is seen."""
-        if source.sort == "optimizer":
-            group, index = (int(n) for n in source.path.split("."))
-            groups = self._optimizer.param_groups
-            return lambda: groups[group]["params"][index].detach()
-        if source.sort in ("parameter", "buffer"):
-            owner_path, _, leaf = source.path.rpartition(".")
-            owner = self._model.get_submodule(owner_path)
-            shelf: Any = owner._parameters if source.sort == "parameter" else owner._buffers
-            return lambda: shelf[leaf].detach()
-        if source.sort == "constant":
-            value = _constant(self.graph, t)
-            return lambda: value
-        if source.path not in self._externals:
-            raise UserError(
-                f"the graph reads a tensor {source.path} that neither the model nor the optimizer holds",
-                next_step=f"pass it: externals={{{source.path!r}: tensor}}",
-            )
-        return self._externals[source.path].detach
-
 
 def _not_back(why: str) -> UserError:
     return UserError(
@@ -580,42 +484,3 @@ def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:
     """The strides that matter: one along a dimension of a single element is never taken."""
     stride = tensor.stride if isinstance(tensor, Tensor) else tensor.stride()
     return tuple(step for step, n in zip(stride, tensor.shape, strict=True) if n > 1)
-
-
-def _other(what: str, expected: str) -> UserError:
-    return UserError(
-        f"the graph was captured with another {what}",
-        expected=expected,
-        next_step=f"capture it with this {what}, or call et.prepare, which does",
-    )
-
-
-def _place(op: Op) -> tuple[int, int]:
-    at: dict[str, Any] = dict(op.kwargs)
-    return at["group"], at["index"]
-
-
-def _constant(graph: Graph, t: int) -> torch.Tensor:
-    tensor = graph.tensors[t]
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    raw = bytearray(graph.constants[t])
-    if not raw:
-        return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(raw, dtype=dtype).reshape(tensor.shape).clone()
-
-
-def _laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Tensor:
-    """The item of the batch in the layout that the graph was captured with."""
-    item: Any = batch[position] if position < len(batch) else None
-    fits = isinstance(item, torch.Tensor) and tuple(item.shape) == tensor.shape
-    if not fits or str(item.dtype) != f"torch.{tensor.dtype}":
-        raise UserError(
-            f"item {position} of the batch does not fit the captured step",
-            expected=str(tensor),
-            received=f"{item.dtype}{list(item.shape)}" if isinstance(item, torch.Tensor) else repr(item),
-            next_step="call the step that et.prepare gave; it captures other shapes by itself",
-        )
-    given: torch.Tensor = item.detach()
-    if given.stride() == tensor.stride:
-        return given
-    return torch.empty_strided(tensor.shape, tensor.stride, dtype=given.dtype, device=given.device).copy_(given)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgetrain.graph.modes import flags_kept
 from edgetrain.run.checkpoint import rng_preserved
 
 Loss = Callable[..., torch.Tensor]
@@ -110,13 +111,11 @@ def _numbers(
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
     """Afterwards training flags and buffers are as they were."""
-    flags = [(module, module.training) for module in model.modules()]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     try:
-        yield
+        with flags_kept(model):
+            yield
     finally:
-        for module, flag in flags:
-            module.training = flag
         with torch.no_grad():
             for b, before in buffers:
                 b.copy_(before)

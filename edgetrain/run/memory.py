@@ -15,14 +15,15 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.native.reports import allocations
-from edgetrain.plan.lifetimes import Moment, timeline
-from edgetrain.plan.plan import Compute, Free, PageIn, Plan
+from edgetrain.plan.lifetimes import Moment, alive_during, timeline
+from edgetrain.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +131,9 @@ class Watch:
 
     def _alive(self, at: int) -> tuple[Alive, ...]:
         """What is there during the op at position `at`, largest first."""
-        graph, there, computed = self._graph, set[int](), -1
-        for action in self._plan.schedule:
-            if isinstance(action, Free):
-                there.discard(action.storage)
-                continue
-            if isinstance(action, PageIn):
-                there.add(action.storage)
-            if not isinstance(action, Compute):
-                continue
-            computed += 1
-            there |= {graph.tensors[t].storage for t in graph.ops[action.op].creates}
-            if action.into is not None:
-                there.discard(action.into)
-            if computed == at:
-                break
-        there |= {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT}
+        graph = self._graph
+        _, made = next(islice(alive_during(graph, self._plan.schedule), at, None))
+        there = made | {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT}
         names = {tensor.storage: tensor.name for tensor in reversed(graph.tensors)}
         found = [Alive(names[s], graph.storages[s].role, graph.storages[s].n_bytes) for s in there]
         undo = self._moments[at].undo_bytes

@@ -22,9 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import math
-import os
 import random
 import signal
 import sys
@@ -34,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -45,22 +43,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
 from edgetrain.run import checkpoint as checkpoints
+from edgetrain.run import metrics_file
 from edgetrain.run.adaptive import Switch
-from edgetrain.run.arena import from_arena
 from edgetrain.run.checkpoint import Checkpoint, State, rng_preserved
+from edgetrain.run.evaluation import Evaluate, Evaluation, Evaluator, Split
 from edgetrain.run.learning_rate import Schedule, ScheduleKind, scheduler, set_base_lr
 
 Phase = Literal["train", "evaluate", "checkpoint"]
 Step = Callable[..., Tensor]
-Evaluate = Callable[..., tuple[float | Tensor, float | Tensor, int]]
-
-
-class Split(Protocol):
-    """One part of a data set: `batch` gives the tensors of the samples with these numbers."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -96,17 +86,6 @@ class TrainConfig:
             raise _bad_setting("lr", "a positive number", self.lr)
         if self.schedule not in get_args(ScheduleKind):
             raise _bad_setting("schedule", " or ".join(get_args(ScheduleKind)), self.schedule)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What the model does on the test data. `epoch`: whole epochs trained by then."""
-
-    step: int
-    epoch: int
-    loss: float | None
-    accuracy: float
-    count: int
 
 
 @dataclass(frozen=True)
@@ -270,7 +249,7 @@ class _Loop:
 
     def open_metrics(self, *, resumed: bool) -> None:
         """Cut off what is from after the position, so that the file reads as one run."""
-        _cut(self.trainer.folder.metrics_file, self.step if resumed else -1)
+        metrics_file.cut(self.trainer.folder.metrics_file, self.step if resumed else -1)
         if resumed:
             self._log("resume")
 
@@ -378,39 +357,15 @@ class _Loop:
     def _evaluate_if_due(self) -> None:
         if self.test is None or not self._evaluation_due():
             return
-        with _evaluating(self.model), torch.no_grad(), rng_preserved():
-            evaluation = self._evaluate(*self.test)
+        test, evaluate = self.test
+        evaluator = Evaluator(
+            self.model, test, evaluate, self.config.batch, self.room_bytes, lambda: self.stop.requested,
+            lambda done, accuracy: self._report("evaluate", done, len(test), accuracy=accuracy),
+        )  # fmt: skip
+        evaluation = evaluator.run(self.step, self.epoch)
         if evaluation is not None:
             self.evaluation, self.saved = evaluation, None
             self._log("eval", loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
-
-    def _evaluate(self, test: Split, evaluate: Evaluate) -> Evaluation | None:
-        """Loss and accuracy over the test data; None when a stop was asked for meanwhile."""
-        loss_sum, correct, count = 0.0, 0.0, 0
-        at_once = self._evaluated_at_once(test, evaluate)
-        for start in range(0, len(test), at_once):
-            if self.stop.requested:
-                return None
-            numbers = torch.arange(start, min(start + at_once, len(test)))
-            with from_arena(
-                self.room_bytes or 0
-            ):  # which lies idle between steps; so evaluation takes no memory of its own
-                results = evaluate(self.model, *test.batch(numbers))
-                loss_sum, correct = loss_sum + float(results[0]), correct + float(results[1])
-                count += int(results[2])
-                del results
-            self._report("evaluate", start + len(numbers), len(test), accuracy=correct / max(count, 1))
-        loss, accuracy = loss_sum / max(count, 1), correct / max(count, 1)
-        return Evaluation(self.step, self.epoch, loss if math.isfinite(loss) else None, accuracy, count)
-
-    def _evaluated_at_once(self, test: Split, evaluate: Evaluate) -> int:
-        """A batch; where training has a budget, no more samples than fit into what a step takes."""
-        if self.room_bytes is None:
-            return self.config.batch
-        with from_arena(self.room_bytes) as taken:
-            evaluate(self.model, *test.batch(torch.arange(1)))
-        fit = self.room_bytes // taken.most_bytes if taken.most_bytes else self.config.batch
-        return max(1, min(self.config.batch, fit))
 
     def _save(self) -> Path:
         if not all(_is_finite(parameter) for parameter in self.model.parameters()):
@@ -452,10 +407,7 @@ class _Loop:
         position = {"event": event, "step": self.step, "epoch": self.epoch, "samples": self.samples}
         if "memory_bytes" not in values:
             values["memory_bytes"] = _process_bytes("VmRSS")
-        line = {**position, "lr": self.lr, **values}
-        text = json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False)
-        with explained(self.trainer.folder.metrics_file), open(self.trainer.folder.metrics_file, "ab") as out:
-            out.write(text.encode() + b"\n")
+        metrics_file.append(self.trainer.folder.metrics_file, {**position, "lr": self.lr, **values})
 
     def _report(self, phase: Phase, done: int, total: int, **values: Any) -> None:
         progress = Progress(phase, self.step, self.epoch, self.config.epochs, min(done, total), total, self.lr)
@@ -554,40 +506,6 @@ def _stoppable() -> Iterator[_Stop]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module has the training flag it had."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
-
-
-def _cut(file: Path, step: int) -> None:
-    """Keep the lines up to this step; a torn line, and all after it, goes too."""
-    kept_bytes = 0
-    with explained(file), open(file, "a+b") as lines:
-        lines.seek(0)
-        for line in lines:
-            at = _line_step(line)
-            if at is None or at > step:
-                break
-            kept_bytes += len(line)
-        lines.truncate(kept_bytes)
-        lines.flush()
-        os.fsync(lines.fileno())
-        sync(file.parent)
-
-
-def _line_step(line: bytes) -> int | None:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
-    return None
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -18,14 +18,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgetrain.errors import UserError
+from edgetrain.graph.modes import evaluating
 from edgetrain.zoo.models.alexnet import alexnet
 from edgetrain.zoo.models.arguments import check_classes, check_size, refuse_classes
 from edgetrain.zoo.models.autoencoder import autoencoder
 from edgetrain.zoo.models.bert import VOCABULARY, bert_base, bert_small
 from edgetrain.zoo.models.char_lstm import char_lstm
 from edgetrain.zoo.models.densenet import densenet121
+from edgetrain.zoo.models.ds_cnn import ds_cnn
 from edgetrain.zoo.models.googlenet import googlenet
 from edgetrain.zoo.models.lenet import lenet
+from edgetrain.zoo.models.minilearn import minilearn_cifar, minilearn_har, minilearn_kws
 from edgetrain.zoo.models.mobilenet_v1 import mobilenet_v1
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
 from edgetrain.zoo.models.published import PUBLISHED, Published
@@ -34,14 +37,17 @@ from edgetrain.zoo.models.squeezenet import squeezenet
 from edgetrain.zoo.models.vgg import vgg16, vgg16_cifar
 from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, RECONSTRUCT, Task
 
+Shape = tuple[int | None, ...]
+
 
 @dataclass(frozen=True)
 class ZooModel:
     """A model of the zoo and what it is built with unless told otherwise.
 
     classes:    what it tells apart; for next-character models the characters; 0 for a model without classes.
-    input_size: the side of an image, or the length of a sequence.
-    channels:   of an image; 0 for a model of tokens.
+    input_size: the side of an image, or the length of a sequence: tokens, frames, readings.
+    shape:      of one input, with None where the input size stands: (3, None, None) is an image in colour,
+                (1, None, 10) are frames of ten coefficients, (None,) are tokens.
     vocabulary: token numbers lie below it, in a model whose tokens are not its classes; 0 in all others.
     """
 
@@ -51,10 +57,26 @@ class ZooModel:
     build: Callable[..., nn.Module]
     classes: int
     input_size: int
-    channels: int
+    shape: Shape
     width: float = 1.0
     published: tuple[Published, ...] = ()
     vocabulary: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Of a square image; 0 for a model of something else."""
+        return self.shape[0] or 0 if self.shape[1:] == (None, None) else 0
+
+    def input_shape(self, input_size: int | None = None) -> tuple[int, ...]:
+        """Of one input of that size."""
+        size = self.input_size if input_size is None else input_size
+        return tuple(size if side is None else side for side in self.shape)
+
+    def size_in(self, shape: tuple[int, ...]) -> int | None:
+        """The input size of which `shape` is an input; None where it is one of no size."""
+        sizes = {size for size, side in zip(shape, self.shape, strict=False) if side is None}
+        size = sizes.pop() if sizes else None
+        return size if size is not None and self.input_shape(size) == shape else None
 
     def example(
         self,
@@ -65,7 +87,7 @@ class ZooModel:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> tuple[torch.Tensor, ...]:
-        """A random batch (x, y), the same for the same seed; images have `dtype`, the rest is int64."""
+        """A random batch (x, y), the same for the same seed; tokens and labels are int64, the rest `dtype`."""
         size = self.input_size if input_size is None else input_size
         self._check_example(batch, classes, size)
         labels = classes if classes is not None else self.classes
@@ -75,8 +97,8 @@ class ZooModel:
             return text[:, :-1].contiguous(), text[:, 1:].contiguous()
         # A model without classes still gets labels, as it would from a data set: all of them 0.
         y = torch.randint(max(1, labels), (batch,), generator=generator)
-        if self.channels:
-            return torch.randn(batch, self.channels, size, size, generator=generator).to(dtype), y
+        if not self.vocabulary:
+            return torch.randn(batch, *self.input_shape(size), generator=generator).to(dtype), y
         # Token 0 is padding, which a full sequence has none of.
         return torch.randint(1, self.vocabulary, (batch, size), generator=generator), y
 
@@ -104,7 +126,13 @@ def _images(
     channels: int = 3,
 ) -> ZooModel:
     name = build.__name__
-    return ZooModel(name, summary, task, build, classes, size, channels, published=PUBLISHED[name])
+    return ZooModel(name, summary, task, build, classes, size, (channels, None, None), published=PUBLISHED[name])
+
+
+def _sequences(build: Callable[..., nn.Module], summary: str, *, classes: int, size: int, shape: Shape) -> ZooModel:
+    """Of numbers over time, in a shape of their own."""
+    name = build.__name__
+    return ZooModel(name, summary, CLASSIFY, build, classes, size, shape, published=PUBLISHED[name])
 
 
 def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
@@ -116,7 +144,7 @@ def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
         build=build,
         classes=2,
         input_size=128,
-        channels=0,
+        shape=(None,),
         published=PUBLISHED[name],
         vocabulary=VOCABULARY,
     )
@@ -130,24 +158,28 @@ _ENTRIES = (
     _images(mobilenet_v1, "MobileNetV1, of any width"),
     _images(mobilenet_v2, "MobileNetV2, of any width"),
     _images(squeezenet, "SqueezeNet 1.1"),
-    _images(googlenet, "GoogLeNet with batch norm, no auxiliary classifiers"),
+    _images(googlenet, "GoogLeNet with batch norm"),
     _images(resnet18, "ResNet-18"),
     _images(resnet18_cifar, "ResNet-18 for small images", classes=10, size=32),
     _images(resnet50, "ResNet-50"),
     _images(densenet121, "DenseNet-121"),
     ZooModel(
         name="char_lstm",
-        summary="two LSTM layers that predict the next character",
+        summary="LSTM, for next characters",
         task=NEXT_CHARACTER,
         build=char_lstm,
         classes=65,
         input_size=80,
-        channels=0,
+        shape=(None,),
         published=PUBLISHED["char_lstm"],
     ),
-    _word_pieces(bert_small, "BERT-small, for word pieces"),
-    _word_pieces(bert_base, "BERT-base, for word pieces"),
+    _word_pieces(bert_small, "BERT-small for word pieces"),
+    _word_pieces(bert_base, "BERT-base for word pieces"),
     _images(autoencoder, "a dense autoencoder", task=RECONSTRUCT, classes=0, size=28, channels=1),
+    _sequences(ds_cnn, "DS-CNN, keywords as MFCCs", classes=12, size=49, shape=(1, None, 10)),
+    _sequences(minilearn_kws, "MiniLearn's for keywords", classes=12, size=62, shape=(1, None, 12)),
+    _images(minilearn_cifar, "MiniLearn's for CIFAR-10", classes=10, size=32),
+    _sequences(minilearn_har, "MiniLearn's for activities", classes=6, size=90, shape=(None, 3, 1)),
 )
 
 MODELS: Mapping[str, ZooModel] = {entry.name: entry for entry in _ENTRIES}
@@ -193,25 +225,13 @@ def count(model: nn.Module, example_inputs: torch.Tensor | Sequence[torch.Tensor
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     named = [*model.named_parameters(), *model.named_buffers()]
     counter = FlopCounterMode(display=False)
-    with _evaluating(model), _plain_kernels(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+    with evaluating(model), _plain_kernels(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in named}
         fakes = tuple(torch.empty_like(tensor, device="cpu") for tensor in inputs)
         with counter:
             torch.func.functional_call(model, state, fakes)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Counts(parameters, counter.get_total_flops() // 2)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards each module has its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextlib.contextmanager

@@ -8,16 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from commands import Run, commands
 from rich.console import Console
 
-from edgetrain.cli import main
 from edgetrain.cli.train import fitting, room, shown
 from edgetrain.measure.record import SCHEMA, RunFolder, new_record
 from edgetrain.run.trainer import Progress
@@ -41,33 +39,10 @@ def raising(classes):
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ended]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
-
-    def go(*words: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return Ended(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return go
+    return commands(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

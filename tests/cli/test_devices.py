@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run, commands, told
 
-from edgetrain.cli import main
 from edgetrain.cli.devices import _amount, _binary
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import FOLDER, load, names
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-
-    def go(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return code if isinstance(code, int) else 0, captured.out, captured.err
-
-    return go
-
-
-def told(text: str) -> str:
-    return " ".join(text.split())
+    return commands(capsys, monkeypatch)
 
 
 def test_the_table_has_every_device_and_fits_80_columns(run: Run) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Run, commands, told
 
-from edgetrain.cli import main
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration
 from edgetrain.measure.calibration import Calibration
@@ -23,8 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure/sensors"))
 
 from trees import closer, lay, write
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
@@ -33,20 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(importlib.import_module("edgetrain.cli.doctor"), "_WINDOW_S", 0.02)
     monkeypatch.setattr("edgetrain.measure.sensors.android.find", lambda: pytest.fail("adb was asked"))
-
-    def go(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return code if isinstance(code, int) else 0, captured.out, captured.err
-
-    return go
-
-
-def told(text: str) -> str:
-    return " ".join(text.split())
+    return commands(capsys, monkeypatch)
 
 
 def machine(root: Path, name: str) -> Path:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run, commands
+from keyword_files import write_keywords
 
-from edgetrain.cli import main
 from edgetrain.firmware import export as export_module
 from edgetrain.firmware import kernels
 
@@ -29,25 +29,13 @@ def odd(classes):
 def wide(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, classes))
 """
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(NETS)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return commands(capsys, monkeypatch)
 
 
 def words(net: str, target: str, *more: object) -> tuple[object, ...]:
@@ -117,6 +105,65 @@ def test_what_cannot_be_exported_is_said_before_anything_is_written(run: Run) ->
     assert "nrf52840" in err
     code, _, err = run("emulate", "nowhere", "--data", "digits")
     assert code == 1
+    assert "Traceback" not in err
+    assert not Path("fw").exists()
+
+
+def exported(name: str, target: str, *more: object) -> tuple[object, ...]:
+    return ("export", name, "--target", target, "--batch", 2, "--out", "fw", *more)
+
+
+def test_keywords_train_a_ds_cnn(run: Run) -> None:
+    folder = write_keywords(Path("keywords"))
+    all_of_them = ("--width", 0.25, "--data", folder, "--batch", 18)
+    code, out, err = run(*exported("ds_cnn", "linux-x86_64", *all_of_them))
+    assert code == 0, err
+    assert "edgetrain emulate fw --data keywords" in out
+    code, out, err = run("emulate", "fw", "--data", folder, "--steps", 5, "--scalar", "--json")
+    assert code == 0, err
+    losses = json.loads(out)["losses"]
+    assert losses[4] < losses[0]
+    assert losses[0] == pytest.approx(math.log(3), rel=0.2)  # as many classes as the data has
+    code, _, err = run("emulate", "fw", "--data", "digits")
+    assert code == 1
+    assert "expected: inputs of 1×49×10" in err
+    assert "received: inputs of 1×8×8" in err
+
+
+@pytest.mark.parametrize(
+    ("net", "options"),
+    [
+        ("autoencoder", ("--input-size", 8)),
+        ("minilearn_cifar", ("--width", 0.25)),
+        ("minilearn_har", ()),
+    ],
+)
+def test_nets_of_firmware_train_by_name_on_a_random_batch(run: Run, net: str, options: tuple[object, ...]) -> None:
+    code, out, err = run(*exported(net, "linux-x86_64", *options))
+    assert code == 0, err
+    assert "edgetrain emulate fw\n" in out
+    code, out, err = run("emulate", "fw", "--steps", 10, "--scalar", "--json")
+    assert code == 0, err
+    losses = json.loads(out)["losses"]
+    assert losses[-1] < losses[0]
+    assert run("emulate", "fw", "--steps", 1, "--scalar", "--seed", 1, "--json")[1] != out
+
+
+@pytest.mark.parametrize(
+    ("net", "data", "said"),
+    [
+        ("ds_cnn", "digits", ("expected: inputs of 1×49×10", "received: inputs of 1×8×8", "give keywords as MFCCs")),
+        ("minilearn_har", "digits", ("expected: inputs of 90×3×1", "no data set here has that shape")),
+        ("minilearn_kws", "keywords", ("expected: inputs of 1×62×12", "received: inputs of 1×49×10")),
+        ("lenet", "keywords", ("lenet cannot be run on keywords", "`edgetrain models`")),
+        ("minilearn_cifar", "keywords", ("cannot be resized", "such as ds_cnn")),
+    ],
+)
+def test_data_of_another_shape_is_refused_with_a_way_out(run: Run, net: str, data: str, said: tuple[str, ...]) -> None:
+    write_keywords(Path("keywords"))
+    code, _, err = run(*exported(net, "linux-x86_64", "--data", data))
+    assert code == 1
+    assert all(text in " ".join(err.split()) for text in said), err
     assert "Traceback" not in err
     assert not Path("fw").exists()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Ended, Run, commands
 
-from edgetrain.cli import main
 from edgetrain.plan.micro_batches import MicroPlan
 
 OWN = """
@@ -33,20 +31,17 @@ def coloured_and_noisy(classes):
 def noisy(classes):
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, classes))
 """
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
+    run = commands(capsys, monkeypatch)
 
-    def go(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
+    def go(*words: object) -> Ended:
+        ended = run(*words)
+        return ended._replace(err=ended.told)
 
     return go
 

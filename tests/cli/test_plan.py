@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import Run, commands
 
 from edgetrain import Costs, Plan
-from edgetrain.cli import main
 from edgetrain.cli.plan import _parts
 from edgetrain.cli.plan_study import _block, _short
 from edgetrain.plan.budget import show_bytes
@@ -29,24 +26,6 @@ def deep(classes):
 DEEP_WORDS = ("own.py:deep", "--batch", 256, "--input-size", 4, "--time-limit", 2)
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def told(self) -> str:
-        return " ".join(self.err.split())
-
-
-Run = Callable[..., Ended]
-
-
 @pytest.fixture(scope="module")
 def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
@@ -58,16 +37,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGETRAIN_CACHE", str(one_cache))
     Path("own.py").write_text(DEEP)
-
-    def go(*words: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["edgetrain", "plan", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return Ended(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return go
+    return commands(capsys, monkeypatch, "plan")
 
 
 def keep_all_bytes(run: Run) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import needs_arena
 from plain import sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,8 +26,6 @@ from edgetrain.ops import call
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.run.arena import foretell
 from edgetrain.run.compiled import CompiledStep
-
-needs_arena = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
 
 
 def convolutional(channels: int = 6) -> nn.Module:

@@ -82,7 +82,12 @@ def test_weights_that_are_not_trained_stay_in_flash(tmp_path: Path) -> None:
 def test_a_project_is_read_back_and_one_that_was_changed_is_refused(mlp: Made, tmp_path: Path) -> None:
     described = load_project(mlp.project.folder)
     assert described["arena_bytes"] == mlp.project.arena_bytes
-    for key, value in (("edgetrain firmware", 99), ("emulator", [1]), ("tensors", [{"name": "x"}]), ("compiler", None)):
+    assert [tensor.get("below") for tensor in described["inputs"]] == [None, 3]  # x, and labels of three classes
+    wrong_labels = [described["inputs"][0], {**described["inputs"][1], "below": 0}]
+    for key, value in (
+        ("edgetrain firmware", 99), ("emulator", [1]), ("tensors", [{"name": "x"}]), ("compiler", None),
+        ("inputs", wrong_labels),
+    ):  # fmt: skip
         (tmp_path / "project.json").write_text(json.dumps({**described, key: value}))
         with pytest.raises(UserError, match="firmware project"):
             load_project(tmp_path)

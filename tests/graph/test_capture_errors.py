@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -428,6 +429,21 @@ def test_example_of_another_shape_names_the_module() -> None:
     assert error.what == "module first cannot be run on the example"
     assert "[2, 5] X [4, 3]" in (error.received or "")
     assert "loss(model, *example)" in (error.next_step or "")
+
+
+def test_pytorch_prints_no_traceback_beside_the_error() -> None:
+    printed: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger(FakeTensorMode.__module__)
+    log.addHandler(handler)
+    try:
+        attempt(net(lambda _, y: y), example=(torch.ones(2, 5),))
+        assert printed == []
+        log.error("of others")  # what is not ours is printed as before
+        assert printed == ["of others"]
+    finally:
+        log.removeHandler(handler)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])

@@ -18,13 +18,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import needs_arena
 from torch import Tensor
 
 from edgetrain.errors import InternalError
-from edgetrain.native import arena
 from edgetrain.native.arena import Program, recorded, served, trim
 
-pytestmark = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+pytestmark = needs_arena
 ALIGNMENT = 64
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from marks import needs_arena
 from plain import differing
 from torch import Tensor
 from torch.nn import functional as F
@@ -211,7 +212,7 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, ...]) -> None:
     assert [differing(run, runs[0]) for run in runs] == [[]] * 4
 
 
-@pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+@needs_arena
 def test_nothing_is_allocated_but_the_results() -> None:
     x, dy, weight, bias = data((16, 48, 20, 20))
     with arena.recorded() as recording:

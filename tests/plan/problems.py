@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
 import edgetrain as et
@@ -78,3 +80,18 @@ def check(given: Problem, order: Sequence[Item], budget_bytes: int | None) -> No
     validate(given.graph, plan)
     assert budget_bytes is None or plan.peak_bytes <= budget_bytes
     assert plan.peak_bytes == given.peak_bytes(order)
+
+
+def check_order(given: Problem, part: float, plan: Callable[[Problem, int], Sequence[Item] | None]) -> None:
+    """What a planner finds for that part of the memory, if anything, is within the budget and legal."""
+    limit = budget(given, part)
+    order = plan(given, limit)
+    if order is not None:
+        check(given, order, limit)
+
+
+# Which problem, for tests over many of them.
+STEPS: dict[str, Any] = {
+    "name": st.sampled_from(sorted(NETS)),
+    "updates": st.sampled_from(["early", "guarded", "together"]),
+}

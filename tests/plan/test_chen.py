@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, budget, check, extra_s, small
+from problems import NETS, STEPS, check, check_order, extra_s, small
 
 from edgetrain.plan.chen import chen
 from edgetrain.plan.plan import Updates
@@ -15,16 +15,11 @@ from edgetrain.plan.plan import Updates
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(sorted(NETS)),
-    updates=st.sampled_from(["early", "guarded", "together"]),
+    **STEPS,
     part=st.floats(0.3, 1.0),
 )
 def test_every_order_is_within_the_budget_and_legal(name: str, updates: Updates, part: float) -> None:
-    problem = small(name, updates)
-    limit = budget(problem, part)
-    order = chen(problem, limit)
-    if order is not None:
-        check(problem, order, limit)
+    check_order(small(name, updates), part, chen)
 
 
 @pytest.mark.parametrize("name", sorted(NETS))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, budget, check, small
+from problems import STEPS, budget, check_order, small
 
 from edgetrain.plan.dtr import Heuristic, dtr
 from edgetrain.plan.plan import Updates
@@ -15,19 +17,14 @@ HEURISTICS: tuple[Heuristic, ...] = ("dtr", "dtr_eq", "lru", "size")
 
 @settings(max_examples=80, deadline=None)
 @given(
-    name=st.sampled_from(sorted(NETS)),
-    updates=st.sampled_from(["early", "guarded", "together"]),
+    **STEPS,
     part=st.floats(0.3, 1.0),
     heuristic=st.sampled_from(HEURISTICS),
 )
 def test_every_order_is_within_the_budget_and_legal(
     name: str, updates: Updates, part: float, heuristic: Heuristic
 ) -> None:
-    problem = small(name, updates)
-    limit = budget(problem, part)
-    order = dtr(problem, limit, heuristic=heuristic)
-    if order is not None:
-        check(problem, order, limit)
+    check_order(small(name, updates), part, partial(dtr, heuristic=heuristic))
 
 
 @pytest.mark.parametrize("heuristic", HEURISTICS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, budget, check, extra_s, small
+from problems import NETS, STEPS, budget, check_order, extra_s, small
 
 from edgetrain.plan.fast import SCORES, ScoreName, fast, prepare
 from edgetrain.plan.plan import Updates
@@ -13,8 +15,7 @@ from edgetrain.plan.plan import Updates
 
 @settings(max_examples=80, deadline=None)
 @given(
-    name=st.sampled_from(sorted(NETS)),
-    updates=st.sampled_from(["early", "guarded", "together"]),
+    **STEPS,
     part=st.floats(0.2, 1.0),
     score=st.sampled_from(sorted(SCORES)),
     tries=st.integers(1, 8),
@@ -23,11 +24,7 @@ from edgetrain.plan.plan import Updates
 def test_every_order_is_within_the_budget_and_legal(
     name: str, updates: Updates, part: float, score: ScoreName, tries: int, polish: bool
 ) -> None:
-    problem = small(name, updates)
-    limit = budget(problem, part)
-    order = fast(problem, limit, score=score, tries=tries, polish=polish)
-    if order is not None:
-        check(problem, order, limit)
+    check_order(small(name, updates), part, partial(fast, score=score, tries=tries, polish=polish))
 
 
 @pytest.mark.parametrize("name", sorted(NETS))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, budget, check, small
+from problems import NETS, STEPS, budget, check, small
 
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run
@@ -90,8 +90,7 @@ def check_pool(given: Problem, found: Calibrated, limit: int, alignment: int = 6
 
 @settings(max_examples=50, deadline=None)
 @given(
-    name=st.sampled_from(sorted(NETS)),
-    updates=st.sampled_from(["early", "guarded", "together"]),
+    **STEPS,
     part=st.floats(0.2, 1.1),
     hoist=st.sampled_from(["at once", "at once", "last"]),
     alignment=st.sampled_from([1, 64]),

@@ -30,6 +30,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from marks import needs_arena
 from paged import Disk, paged_plan, random_gaps
 from plain import Training, bits, differing, sgd
 from test_random_programs import BATCH, WIDTH, Instruction, Program, instructions, loss
@@ -39,7 +40,6 @@ from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs, OpCost, Run, Store
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
-from edgetrain.native import arena
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import problem
 from edgetrain.run import adaptive
@@ -48,7 +48,7 @@ from edgetrain.run.paging import Pages
 from edgetrain.run.step import PagingWarning, Step
 
 pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
+    needs_arena,
     pytest.mark.usefixtures("one_cache"),
 ]
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 12
@@ -141,8 +141,8 @@ class Fire:
             return within(ladder, budget_bytes)
 
         with (
-            patch("edgetrain.run.step.measure_costs", self.costs),
-            patch("edgetrain.run.step.make_plan", self.plan),
+            patch("edgetrain.run.making.measure_costs", self.costs),
+            patch("edgetrain.run.making.make_plan", self.plan),
             patch("edgetrain.run.compiled.Pages", lambda *args, calls: Pages(*args, calls=self.disk.calls)),
             patch.object(adaptive, "PERIOD_S", 0.0),
             patch.object(adaptive, "ASKING_PART", math.inf),

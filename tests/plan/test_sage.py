@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, budget, check, small
+from problems import STEPS, budget, check_order, small
 
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.plan.fast import NoRoom, prepare
@@ -19,16 +19,11 @@ from edgetrain.plan.sage import Sage, sage
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(sorted(NETS)),
-    updates=st.sampled_from(["early", "guarded", "together"]),
+    **STEPS,
     part=st.floats(0.3, 1.0),
 )
 def test_every_order_is_within_the_budget_and_legal(name: str, updates: Updates, part: float) -> None:
-    problem = small(name, updates)
-    limit = budget(problem, part)
-    order = sage(problem, limit)
-    if order is not None:
-        check(problem, order, limit)
+    check_order(small(name, updates), part, sage)
 
 
 class Watched(Sage):

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import pytest
 import torch
 from plain import OptimizerMaker, Training, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
-from edgetrain.native import arena
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
 
 ROUNDING = 1e-11
-needs_arena = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
 
 
 # ---- nets, none of which lets a sample see another -------------------------------------------------------------

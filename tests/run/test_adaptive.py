@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import PLANNED_STEPS
 from moving_budget import BATCH, PLENTY, Moving, Trained, ask_before_every_op, copied, peaks, quarter_up, same
 from plain import bits
 from test_process_memory import cgroup
@@ -23,10 +24,7 @@ from edgetrain.native import arena
 from edgetrain.plan.process import RESERVE_BYTES
 from edgetrain.run import adaptive
 
-pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
-    pytest.mark.usefixtures("one_cache", "one_round"),
-]
+pytestmark = PLANNED_STEPS
 
 
 @pytest.fixture(autouse=True)

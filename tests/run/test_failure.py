@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from faulty_kernels import Fault, Faults
 from plain import OptimizerMaker, Training, differing, relative_error, training
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,16 +19,11 @@ from torch.nn import functional as F
 import edgetrain as et
 import edgetrain.run.compiled as compiled_module
 from edgetrain.errors import InternalError, UserError
-from edgetrain.ops import update
 from edgetrain.plan.plan import Compute, Updates
 from edgetrain.run.compile import Program, build
 from edgetrain.run.compiled import CompiledStep
 
 ROUNDING = 1e-12
-
-
-class Fault(Exception):
-    """What the tests raise inside a step."""
 
 
 class Net(nn.Module):
@@ -68,38 +62,6 @@ def made(optimizer: OptimizerMaker, updates: Updates) -> tuple[Training, Compile
     ours = training(Net().double(), cross_entropy, optimizer)
     graph = et.capture(ours.model, ours.loss, ours.optimizer, batch())
     return ours, et.compile(graph, et.keep_all(graph, updates=updates), ours.model, ours.optimizer)
-
-
-class Faults:
-    """Stands around every kernel of a program; raises at the k-th call, before it or after it."""
-
-    def __init__(self, program: Program) -> None:
-        self.calls, self.at, self.after = 0, -1, False
-        self.is_update: list[bool] = []
-        table = program.run.__globals__
-        for name in [name for name in table if re.fullmatch(r"f\d+", name)]:
-            table[name] = self._around(table[name])
-
-    def _around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            number = self.calls
-            self.calls += 1
-            self.is_update.append(kernel in update.KERNELS.values())
-            if number == self.at and not self.after:
-                raise Fault
-            result = kernel(*args, **kwargs)
-            if number == self.at:
-                raise Fault
-            return result
-
-        return guarded
-
-    def arm(self, at: int, *, after: bool) -> None:
-        self.calls, self.at, self.after = 0, at, after
-        self.is_update.clear()
-
-    def disarm(self) -> None:
-        self.arm(-1, after=False)
 
 
 def everything(ours: Training) -> dict[str, Tensor]:
@@ -371,7 +333,8 @@ from torch import nn
 import edgetrain as et
 from edgetrain.native import arena
 from plain import differing, towards_ramp, training
-from test_failure import Faults, amsgrad, everything
+from faulty_kernels import Faults
+from test_failure import amsgrad, everything
 
 arena.missing = lambda: "it is not wanted"
 # Blocks of 41 MB: malloc maps each of them on its own and gives it back, so none is left over to be used again.

@@ -20,18 +20,15 @@ from budget_nets import (
     infeasible,
     three_steps,
 )
+from marks import PLANNED_STEPS
 from plain import OptimizerMaker, bits, differing, sgd, training
 from torch import Tensor, nn
 
 import edgetrain as et
-from edgetrain.native import arena
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.run.compiled import CompiledStep
 
-pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
-    pytest.mark.usefixtures("one_cache", "one_round"),
-]
+pytestmark = PLANNED_STEPS
 
 
 # ---- where bytes hide -----------------------------------------------------------------------------------------
@@ -75,7 +72,7 @@ def test_checking_and_copying_are_in_the_account(
 ) -> None:
     assert three_steps(net, optimizer, memory="1GB", check_finite=True).plan.updates != "early"
     for updates in ("guarded", "together"):
-        monkeypatch.setattr("edgetrain.run.step.keep_all", functools.partial(keep_all, updates=updates))
+        monkeypatch.setattr("edgetrain.run.making.keep_all", functools.partial(keep_all, updates=updates))
         assert three_steps(net, optimizer, memory="1GB").plan.updates == updates
 
 

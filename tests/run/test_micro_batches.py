@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from faulty_kernels import Fault, Faults
+from marks import needs_arena
 from micro_nets import (
     NETS,
     ROUNDING,
@@ -22,7 +23,6 @@ from micro_nets import (
     deep_batch,
     deep_work,
     micro,
-    needs_arena,
     plan_of,
     prepared,
     work_of,
@@ -42,7 +42,6 @@ from edgetrain.plan.micro_batches import MicroPlan, counts, sizes_of
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.validate import validate
-from edgetrain.run.micro_batches import MicroStep
 
 pytestmark = pytest.mark.usefixtures("one_cache", "one_round")
 
@@ -344,40 +343,6 @@ def test_micro_batches_page_where_recomputing_is_not_allowed(tmp_path: Path) -> 
 # ---- all or nothing -------------------------------------------------------------------------------------------
 
 
-class Fault(Exception):
-    """What the tests raise inside a step."""
-
-
-class Faults:
-    """Stands around every kernel of all micro-batches; raises at the k-th call of a step, before it or after it."""
-
-    def __init__(self, step: MicroStep) -> None:
-        self.calls, self.at, self.after = 0, -1, False
-        self.is_update: list[bool] = []
-        for one in {*step._accumulating.values(), step._last}:
-            table = one._program.run.__globals__
-            for name in [name for name in table if re.fullmatch(r"f\d+", name)]:
-                table[name] = self._around(table[name])
-
-    def _around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            number = self.calls
-            self.calls += 1
-            self.is_update.append(kernel in (update.sgd, update.adam))
-            if number == self.at and not self.after:
-                raise Fault
-            result = kernel(*args, **kwargs)
-            if number == self.at:
-                raise Fault
-            return result
-
-        return guarded
-
-    def arm(self, at: int, *, after: bool = False) -> None:
-        self.calls, self.at, self.after = 0, at, after
-        self.is_update.clear()
-
-
 def mixed() -> nn.Module:
     """All that a forward pass can change: running statistics and random numbers."""
     return nn.Sequential(nn.Linear(7, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 5)).double()
@@ -390,11 +355,12 @@ def test_a_fault_in_any_micro_batch_takes_all_back(checks: bool, later: bool) ->
     work, batch = training(mixed(), cross_entropy, adam), batch_of("mlp", 7)
     step = prepared(work, batch, 3, allow_inexact=True, check_finite=checks)
     found = micro(step, *batch)
-    for one in {*found._accumulating.values(), found._last}:
+    parts = {*found._accumulating.values(), found._last}
+    for one in parts:
         one._checked = True  # the rehearsal has kernels of its own
     if later:
         step(*batch)
-    faults = Faults(found)
+    faults = Faults(*(one._program for one in parts))
     before = work.snapshot()
     step(*batch)
     after, n_calls, updates = work.snapshot(), faults.calls, list(faults.is_update)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import PLANNED_STEPS
 from moving_budget import PLENTY, Moving, ask_before_every_op, peaks, quarter_up, same
 from plain import bits
 from torch import Tensor, nn
@@ -14,14 +15,10 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.errors import Infeasible
-from edgetrain.native import arena
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.run.step import Step
 
-pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
-    pytest.mark.usefixtures("one_cache", "one_round"),
-]
+pytestmark = PLANNED_STEPS
 
 
 @pytest.fixture(autouse=True)

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from marks import needs_arena
 from plain import Training, relative_error, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.errors import Infeasible
-from edgetrain.native import arena
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
 
 pytestmark = pytest.mark.usefixtures("one_cache", "one_round")
-needs_arena = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
 N = 120
 
 

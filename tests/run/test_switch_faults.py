@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import PLANNED_STEPS
 from moving_budget import PLENTY, Moving, Trained, ask_before_every_op, copied, quarter_up, same
 from plain import bits
 
@@ -19,10 +20,7 @@ from edgetrain.plan.fast import Walk
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.step import BudgetWarning, Step
 
-pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
-    pytest.mark.usefixtures("one_cache", "one_round"),
-]
+pytestmark = PLANNED_STEPS
 FALL_AT = 45  # the ask at which the budget falls: in the backward pass, after some updates
 
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import needs_arena
 from test_adaptive import set_limit, wait_for
 from test_process_memory import cgroup
 
-from edgetrain.native import arena
-
-pytestmark = pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+pytestmark = needs_arena
 MB = 1_000_000
 SLACK, AWAY, PIECE = 150 * MB, 120 * MB, 8 * MB
 PAUSE_S, GRACE_S = 0.2, 2.0

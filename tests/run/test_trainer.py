@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import needs_arena
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, Status, Value, new_record
-from edgetrain.native import arena
 from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.learning_rate import Schedule
 from edgetrain.run.trainer import Progress, Step, TrainConfig, Trainer, TrainResult, sample_numbers
@@ -533,7 +533,7 @@ class Bounded:
         return self.step(*batch)
 
 
-@pytest.mark.skipif(not arena.available(), reason=str(arena.missing()))
+@needs_arena
 def test_evaluation_takes_no_more_than_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     plainly = scored

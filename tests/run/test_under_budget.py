@@ -19,6 +19,7 @@ from budget_nets import (
     three_steps,
     work_of,
 )
+from marks import PLANNED_STEPS
 from nets import CASES, Case
 from plain import OptimizerMaker, Snapshot, bits, differing, relative_error, run, sgd, training
 from torch import Tensor
@@ -29,17 +30,13 @@ from edgetrain.costs.table import Costs, OpCost, Run
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.capture import capture_with_externals
 from edgetrain.graph.ir import Graph
-from edgetrain.native import arena
 from edgetrain.ops import norm
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run.compiled import CompiledStep
 
-pytestmark = [
-    pytest.mark.skipif(not arena.available(), reason=str(arena.missing())),
-    pytest.mark.usefixtures("one_cache", "one_round"),
-]
+pytestmark = PLANNED_STEPS
 SWEPT = [
     ("residual", sgd, "preserve"),
     ("residual", sgd, "auto"),

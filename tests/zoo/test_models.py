@@ -37,6 +37,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "bert_small": {"classes": 3, "input_size": 12, "width": 0.25},
     "bert_base": {"classes": 3, "input_size": 12, "width": 1 / 6},
     "autoencoder": {"input_size": 8},
+    "ds_cnn": {"classes": 5, "input_size": 20, "width": 0.25},
+    "minilearn_kws": {"classes": 5, "input_size": 28, "width": 0.5},
+    "minilearn_cifar": {"classes": 5, "input_size": 22, "width": 0.5},
+    "minilearn_har": {"classes": 5, "input_size": 10, "width": 0.5},
 }
 
 SMALLEST = {
@@ -47,6 +51,7 @@ SMALLEST = {
     "squeezenet": 17,
     "googlenet": 15,
     "densenet121": 29,
+    "minilearn_cifar": 22,
 }
 
 # How many entries torchvision's state dict has, and some of them.
@@ -375,6 +380,27 @@ def test_examples_have_the_shapes_of_the_task() -> None:
     assert (x.shape, y.shape, x.dtype) == ((3, 128), (3,), torch.int64)
     assert x.min() > 0
     assert x.max() < 30522
+
+
+def test_a_model_says_which_shapes_it_takes() -> None:
+    keywords, image, tokens = (zoo.get(name) for name in ("ds_cnn", "lenet", "bert_small"))
+    assert (keywords.channels, image.channels, tokens.channels) == (0, 1, 0)
+    assert (keywords.input_shape(), keywords.input_shape(30)) == ((1, 49, 10), (1, 30, 10))
+    assert keywords.example(2, input_size=30)[0].shape == (2, 1, 30, 10)
+    assert zoo.get("minilearn_har").input_shape(40) == (40, 3, 1)
+    assert [keywords.size_in(shape) for shape in ((1, 30, 10), (1, 30, 12), (3, 30, 10), (30,), ())] == [
+        30,
+        *[None] * 4,
+    ]
+    assert [image.size_in(shape) for shape in ((1, 8, 8), (1, 8, 9), (3, 8, 8))] == [8, None, None]
+    assert [tokens.size_in(shape) for shape in ((7,), (7, 1))] == [7, None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_takes_the_shape_that_it_says(name: str) -> None:
+    entry = zoo.get(name)
+    assert entry.size_in(entry.input_shape()) == entry.input_size
+    assert entry.example(1)[0].shape[1:] == entry.input_shape()
 
 
 def test_examples_follow_the_seed() -> None:

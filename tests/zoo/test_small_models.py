@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from edgetrain import zoo
 from edgetrain.errors import UserError
 from edgetrain.zoo.models.ds_cnn import DsCnn, ds_cnn
 from edgetrain.zoo.models.minilearn import (
@@ -40,11 +41,21 @@ def test_ds_cnn_has_the_layers_of_the_small_one_of_hello_edge() -> None:
 )
 def test_minilearns_cnns_take_their_data(build: type[nn.Module], shape: tuple[int, ...], classes: int) -> None:
     assert build()(torch.zeros(2, *shape)).shape == (2, classes)
+    assert zoo.get(build.__name__).input_shape() == shape
     assert build(classes=3, width=0.5)(torch.zeros(2, *shape)).shape == (2, 3)
     with pytest.raises(UserError, match="classes"):
         build(classes=0)
     with pytest.raises(UserError, match="width"):
         build(width=-1.0)
+
+
+def test_minilearns_cnn_for_keywords_takes_28_frames_at_least() -> None:
+    for frames in (28, 29, 62, 98):
+        assert minilearn_kws(input_size=frames)(torch.zeros(1, 1, frames, 12)).shape == (1, 12)
+    with pytest.raises(UserError, match="smallest input size is 28"):
+        minilearn_kws(input_size=27)
+    with pytest.raises(RuntimeError):
+        minilearn_kws(input_size=28)(torch.zeros(1, 1, 27, 12))
 
 
 def test_the_last_convolution_for_keywords_sees_what_minilearns_code_says() -> None:

@@ -26,6 +26,7 @@ from edgetrain.zoo.datasets.base import Data, check_indices, held_out
 from edgetrain.zoo.datasets.streams import whole
 
 FRAMES, COEFFICIENTS = 49, 10
+SHAPE = (1, FRAMES, COEFFICIENTS)
 MEAN = (57.44, 85.18, 82.86, 81.96, 82.13, 82.20, 82.18, 82.21, 82.03, 82.04)
 STD = (41.63, 6.66, 4.37, 3.44, 2.89, 2.23, 2.03, 1.79, 1.73, 1.59)
 TEST_SHARE = 0.25
@@ -64,6 +65,7 @@ def load(path: Path, *, input_size: int | None, channels: int | None, seed: int)
         raise UserError(
             f"{archive.name} holds MFCCs, which cannot be resized like images.",
             expected=f"{FRAMES} frames, one channel", received=f"input_size={input_size}, channels={channels}",
+            next_step="Choose a model for them, such as ds_cnn, and leave the input size out.",
         )  # fmt: skip
     names, mfccs, labels, classes = _read(archive)
     is_test = torch.zeros(len(names), dtype=torch.bool)
@@ -73,7 +75,7 @@ def load(path: Path, *, input_size: int | None, channels: int | None, seed: int)
         is_test[[rows[i] for i in chosen]] = True
     values, numbers = torch.from_numpy(mfccs), torch.tensor(labels)
     train, test = (KeywordSplit(values[part], numbers[part]) for part in (~is_test, is_test))
-    return Data("keywords", "images", train, test, classes, (1, FRAMES, COEFFICIENTS))
+    return Data("keywords", "images", train, test, classes, SHAPE)
 
 
 def _archive(path: Path) -> Path | None:
@@ -103,7 +105,7 @@ def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, .
     names = sorted(found)
     mfccs = np.frombuffer(b"".join(found[name][0] for name in names), dtype=np.int8).copy()
     classes = tuple(keywords[label] for label in range(len(keywords)))
-    return names, mfccs.reshape(-1, 1, FRAMES, COEFFICIENTS), [found[name][1] for name in names], classes
+    return names, mfccs.reshape(-1, *SHAPE), [found[name][1] for name in names], classes
 
 
 def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -226,4 +226,8 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "bert_small": _BERT_SMALL,
     "bert_base": _BERT_BASE,
     "autoencoder": (),  # the sizes are this project's own
+    "ds_cnn": (),  # its paper prints bytes, of weights and activations together
+    "minilearn_kws": (),
+    "minilearn_cifar": (),
+    "minilearn_har": (),  # published as code, without counts
 }

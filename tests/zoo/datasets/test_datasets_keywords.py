@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from keyword_files import KEYWORDS
+from keyword_files import write_keywords as write
 
 from edgetrain.errors import UserError
 from edgetrain.zoo import datasets
 from edgetrain.zoo.datasets import bearings
-
-KEYWORDS = ("Down", "Go", "Left")
-
-
-def write(path: Path, *, size: int = 490, per_class: int = 8, classes: tuple[int, ...] = (0, 1, 2)) -> Path:
-    path.mkdir(exist_ok=True)
-    with tarfile.open(path / "kws01_mfcc_int8_1000.tar.xz", "w:xz") as tar:
-        for n in range(per_class * len(classes)):
-            label = classes[n % len(classes)]
-            member = tarfile.TarInfo(f"kws01/tst_{n:06}_{KEYWORDS[n % len(classes)]}_{label}.bin")
-            member.size = size
-            tar.addfile(member, io.BytesIO(bytes([n % 128] * size)))
-        extra = tarfile.TarInfo("kws01/labels.csv")
-        tar.addfile(extra, io.BytesIO())
-    return path
 
 
 def test_keywords_are_read_and_a_quarter_of_each_class_is_held_out(tmp_path: Path) -> None:
