@@ -3,7 +3,7 @@
     Popen ── fd 3 ──▶ chromium      {"id": 1, "method": "Input.dispatchMouseEvent", …}\\0
           ◀── fd 4 ──               {"id": 1, "result": …}\\0 and events in between
 
-Nothing but the standard library, no port is opened, and the browser ends with its pipes. `Page` keeps what the page
+Nothing but the standard library drives it, no port is opened, and the browser ends with its pipes. `Page` keeps what the page
 asked of the network and what it logged, so that a test can say that both are nothing.
 """
 
@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--mute-audio",
@@ -34,6 +36,16 @@ LONGEST_S = 60.0
 def installed() -> str | None:
     """The browser of this machine."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def started(profile: Path) -> Iterator[Browser]:
+    """For a fixture: a browser while it is used; a machine without one skips its tests."""
+    program = installed()
+    if program is None:
+        pytest.skip(f"needs one of {', '.join(NAMES)} (on Debian: apt-get install chromium)")
+    made = Browser(program, profile)
+    yield made
+    made.close()
 
 
 class Browser:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser, Page
+from browser import Browser, Page, started
 from profiles import EVIL, HOSTILE
 
 from edgetrain.measure.record import RunFolder
@@ -22,6 +22,11 @@ CANVAS = (
     f"(() => {{ const box = document.querySelector('{VIEW} canvas').getBoundingClientRect();"
     " return [box.left, box.top, box.width, box.height]; })()"
 )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    yield from started(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="module")

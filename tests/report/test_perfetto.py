@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, Page
+from browser import Browser, Page, started
 
 from edgetrain.measure.record import RunFolder
 from edgetrain.report.run import load_run
@@ -38,6 +38,11 @@ PROBLEMS = "select name, value from stats where severity in ('error', 'data_loss
 class Silent(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    yield from started(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="module")
