@@ -3,8 +3,8 @@
     Popen ── fd 3 ──▶ chromium      {"id": 1, "method": "Input.dispatchMouseEvent", …}\\0
           ◀── fd 4 ──               {"id": 1, "result": …}\\0 and events in between
 
-Nothing but the standard library drives it, no port is opened, and the browser ends with its pipes. `Page` keeps what the page
-asked of the network and what it logged, so that a test can say that both are nothing.
+Nothing but the standard library is used, no port is opened, and the browser ends with its pipes. `Page` keeps what the
+page asked of the network and what it logged, so that a test can say that both are nothing.
 """
 
 from __future__ import annotations
