@@ -198,7 +198,8 @@ def attribute(ops: Ops, windows: Windows) -> Attribution:
         return Attribution(tuple(_unmet(ops)), None, 0.0, 0.0, 0, math.inf, "level")
     constant: Constant = "level"
     fit = _solve(met)
-    if (evened := _same_amounts(ops, met)) is not None and _off(met, other := _solve(evened)) < _off(met, fit):
+    least = 1e-9 * float(np.abs(met.amount).mean())  # where both explain all, rounding does not decide
+    if (evened := _same_amounts(ops, met)) is not None and _off(met, other := _solve(evened)) + least < _off(met, fit):
         met, fit, constant = evened, other, "amount"
     off = np.sqrt(np.mean((met.amount - fit.fitted) ** 2)) / max(abs(met.amount.mean()), 1e-300)
     shares = [*_shares(ops, met, fit), *_unmet(ops, met)]
