@@ -14,7 +14,7 @@
 #include "sums.h"
 
 /* So many products are summed by themselves, or up to twice as many, before they are added to y: against rounding. */
-enum { RUN = 16, TILE = 4 };
+enum { RUN = 20, TILE = 4 };
 
 /* How far a and b move from the end of the inner loop to its next start, and from the end of the middle one. */
 typedef struct {
@@ -57,16 +57,17 @@ FOR_EACH_CALL void put_results(
     const int M, const int N, float *y, float sum[TILE][TILE], const products_shape *s, int fresh)
 {
     const int y_m = s->y_m;
-    if (!fresh) {
+    if (fresh) {
         UNROLLED for (int m = 0; m < M; m++) {
             UNROLLED for (int n = 0; n < N; n++) {
-                sum[m][n] += y[m * y_m + n];
+                y[m * y_m + n] = sum[m][n];
             }
         }
-    }
-    UNROLLED for (int m = 0; m < M; m++) {
-        UNROLLED for (int n = 0; n < N; n++) {
-            y[m * y_m + n] = sum[m][n];
+    } else {
+        UNROLLED for (int m = 0; m < M; m++) {
+            UNROLLED for (int n = 0; n < N; n++) {
+                y[m * y_m + n] += sum[m][n];
+            }
         }
     }
 }
