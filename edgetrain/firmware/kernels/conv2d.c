@@ -46,18 +46,6 @@ static range whole_places(int first, int taps, int stride, int pad, int dilation
     return (range){from, at_least(from, at_most(a.end, b.end))};
 }
 
-/* `value` of K numbers, over and over; zeros where it is NULL. */
-static void fill(float *y, const float *value, int rows, int K)
-{
-    for (int k = 0; k < K; k++) {
-        y[k] = value == NULL ? 0.0f : value[k];
-    }
-    const float *before = y;
-    for (float *next = y + K, *const end = y + rows * K; next < end; next++) {
-        *next = *before++;
-    }
-}
-
 /* Some places of y, rows and columns, which all meet the same rows and taps of the filters. */
 typedef struct {
     range p, q, rows, taps;
@@ -219,11 +207,10 @@ static void input_columns(
     }
 }
 
-/* The taps from t on that are taken together. */
-static void input_taps(
-    float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, met rows, int t, int together)
+/* Adds to a row of dx what taps [t, t + together) of these rows bring. whole: the columns that meet all of them. */
+static void input_row(
+    float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, met rows, int t, int together, range whole)
 {
-    const range whole = whole_places(t, together, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
     input_columns(dx, dy, w, s, rows, (range){t, t + together}, whole);
     for (int q = 0; together > 1 && q < s->Q; q++) {
         if (q < whole.first || q >= whole.end) {
@@ -234,20 +221,28 @@ static void input_taps(
     }
 }
 
+static void input_taps(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, int t, int together)
+{
+    const range whole = whole_places(t, together, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
+    for (int h = 0; h < s->H; h++) {
+        for (int r = 0; r < at_most(s->stride_h, s->R); r++) {
+            if ((h + s->pad_h - r * s->dilation_h) % s->stride_h == 0) {
+                input_row(dx, dy, w, s, rows_met(s, h, r), t, together, whole);
+            }
+        }
+        dx += s->W * s->C;
+    }
+}
+
 void conv2d_backward_input(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s)
 {
     const int together = s->C < 4 ? filters_of(s).taps : 1; /* where the channels alone would leave tiles half empty */
     fill(dx, NULL, s->B * s->H * s->W, s->C);
     for (int n = 0; n < s->B; n++) {
-        for (int h = 0; h < s->H; h++) {
-            for (int r = 0; r < at_most(s->stride_h, s->R); r++) {
-                const met rows = rows_met(s, h, r);
-                for (int t = 0; (h + s->pad_h - r * s->dilation_h) % s->stride_h == 0 && t < s->S; t += together) {
-                    input_taps(dx, dy, w, s, rows, t, together);
-                }
-            }
-            dx += s->W * s->C;
+        for (int t = 0; t < s->S; t += together) {
+            input_taps(dx, dy, w, s, t, together);
         }
+        dx += s->H * s->W * s->C;
         dy += s->P * s->Q * s->K;
     }
 }
