@@ -1,6 +1,7 @@
-"""Instructions of a training step on a Cortex-M4F: op by op, exactly, for four nets.
+"""Instructions of a training step on a Cortex-M4F: op by op, exactly, for five nets.
 
-In:  lenet at half width, DS-CNN for keywords, MobileNetV2 at width 0.35 and 64×64 pixels, a dense autoencoder.
+In:  lenet at half width, DS-CNN for keywords, MobileNetV2 at width 0.35 and 64×64 pixels, a dense autoencoder, and the
+     convolutions that those four do not have: 5×5 depthwise, two 3×3 filters a channel, groups.
 Out: firmware.json beside this file: instructions of a step, and of each product (dense layer, convolution) the
      instructions a multiply-add. They are counted by QEMU, so two runs give the same file.
 
@@ -64,11 +65,23 @@ def keywords() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 12))
 
 
+def grouped() -> nn.Module:
+    """Convolutions of 24 channels of 16×16 places in groups: 5×5 depthwise at strides 1 and 2, two filters a channel,
+    and three groups of eight channels."""
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 1), nn.ReLU(), nn.Conv2d(24, 24, 5, padding=2, groups=24), nn.ReLU(),
+        nn.Conv2d(24, 24, 3, padding=1, groups=3), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1, groups=24), nn.ReLU(),
+        nn.Conv2d(48, 24, 1), nn.ReLU(), nn.Conv2d(24, 24, 5, padding=2, stride=2, groups=24),
+        nn.ReLU(), nn.Flatten(), nn.Linear(24 * 8 * 8, 12),
+    )  # fmt: skip
+
+
 NETS = {
     "lenet": Net(lambda: lenet(width=0.5), (1, 28, 28), 4),
     "ds_cnn": Net(keywords, (1, 49, 10), 4, 12),
     "mobilenet_v2": Net(lambda: mobilenet_v2(width=0.35, classes=10, input_size=64), (3, 64, 64), 4),
     "autoencoder": Net(lambda: autoencoder(width=0.5), (1, 28, 28), 4, None),
+    "grouped": Net(grouped, (3, 16, 16), 4, 12),
 }
 
 

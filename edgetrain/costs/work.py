@@ -53,7 +53,7 @@ _NOTHING = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_stri
 _POOLS = {
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward", "max_pool2d",
 }  # fmt: skip
-_FIRMWARE_CONVOLUTIONS = ("conv2d.", "depthwise3x3.", "pointwise.")
+_FIRMWARE_CONVOLUTIONS = ("conv2d.", "depthwise.", "depthwise3x3.", "pointwise.")
 
 
 @dataclass(frozen=True, slots=True)

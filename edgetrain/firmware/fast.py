@@ -21,8 +21,9 @@ FAST = FOLDER / "fast"
 ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
 SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
 # What the source of a kernel includes or calls, beside parallel and vector.
+_CONVOLUTIONS = ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile")
 _NEEDS = {
-    "conv2d": ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile"),
+    "conv2d": _CONVOLUTIONS, "depthwise": ("conv2d", *_CONVOLUTIONS),
     "depthwise3x3": ("convolve_depthwise",), "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
     "bias": ("columns",), "norm": ("columns",), "relu": ("numbers",), "clamp": ("numbers",), "add": ("numbers",),
     "sgd": ("numbers",), "adam": ("numbers",),

@@ -25,6 +25,7 @@ _PRODUCTS = ("products", "tiles", "products_of_runs", "products_of_columns", "pr
 _NEEDS = {
     "sigmoid": ("functions",), "tanh": ("functions",), "softmax_cross_entropy": ("functions",),
     "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",), "conv2d": _PRODUCTS, "dense": _PRODUCTS,
+    "depthwise": ("conv2d", *_PRODUCTS),
 }  # fmt: skip
 _HEADERS_ONLY = ("pool2d", "products", "sums", "tiles")
 _WITHOUT_HEADER = ("products_of_runs", "products_of_columns", "products_of_run_and_columns")
@@ -217,6 +218,7 @@ def _pointwise(s: Scene, op: Op) -> list[str]:
 
 for _pass in ("forward", "backward_weight", "backward_input"):
     _kernel(f"conv2d.{_pass}")(_conv2d)
+    _kernel(f"depthwise.{_pass}")(_conv2d)
     _kernel(f"depthwise3x3.{_pass}")(_depthwise3x3)
     _kernel(f"pointwise.{_pass}", "dense")(_pointwise)
 

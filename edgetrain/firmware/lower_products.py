@@ -4,6 +4,7 @@ In:  PyTorch's convolutions and products of matrices. Out: ops of firmware.
 
     1×1, stride 1                   edgetrain.pointwise.*      a dense layer over all places of all images
     3×3, one filter a channel       edgetrain.depthwise3x3.*   strides 1 and 2
+    wider, dilated, several of them edgetrain.depthwise.*      filters that see one channel, at these strides
     all others                      edgetrain.conv2d.*         any stride, padding, dilation, groups
     x · wᵀ, dyᵀ · x, dy · w         edgetrain.dense.*
 """
@@ -47,10 +48,12 @@ def _family(filters: tuple[int, ...], window: tuple[int, ...]) -> str:
     stride, padding, dilation, groups = window[:2], window[2:4], window[4:6], window[6]
     if filters[2:] == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1:
         return "pointwise"
-    one_each = groups == filters[0] and filters[1] == 1
     small_steps = stride in ((1, 1), (2, 2)) and max(padding) <= 3 - stride[0]
-    if one_each and small_steps and filters[2:] == (3, 3) and dilation == (1, 1):
+    if groups == filters[0] and filters[1] == 1 and small_steps and filters[2:] == (3, 3) and dilation == (1, 1):
         return "depthwise3x3"
+    steps = stride[1] == 1 or (stride[1] == 2 and dilation[1] == 1)
+    if groups > 1 and filters[1] == 1 and steps and (filters[3] == 3 or filters[3] >= 5):
+        return "depthwise"
     return "conv2d"
 
 

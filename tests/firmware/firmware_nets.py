@@ -75,6 +75,16 @@ def tiny_cnn() -> nn.Module:
     )  # fmt: skip
 
 
+def wide_depthwise() -> nn.Module:
+    """Filters that see one channel, and are not 3×3 with one of them a channel: wide, dilated, strided, several."""
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 1), nn.Tanh(), nn.Conv2d(5, 5, 5, padding=2, groups=5), nn.Tanh(),
+        nn.Conv2d(5, 10, 3, padding=2, dilation=2, groups=5, bias=False), nn.Tanh(),
+        nn.Conv2d(10, 10, (3, 7), stride=2, padding=(1, 3), groups=10), nn.Tanh(),
+        nn.Conv2d(10, 20, 5, stride=2, padding=2, groups=10), nn.Tanh(), nn.Flatten(), nn.Linear(20 * 3 * 4, 3),
+    )  # fmt: skip
+
+
 def frozen() -> nn.Module:
     """The first layers as they are, their batch norms by running statistics."""
     model = Everything()
@@ -119,6 +129,7 @@ NETS = {
     "minilearn_cifar": Net(minilearn_cifar, CIFAR_SHAPE, 10),
     "minilearn_har": Net(minilearn_har, HAR_SHAPE, 6),
     "everything": Net(Everything, (3, 17, 16), 5),
+    "wide_depthwise": Net(wide_depthwise, (3, 11, 13), 3),
     "frozen": Net(frozen, (3, 16, 16), 5),
     "mobilenet_v2": Net(narrow_mobilenet, (3, 64, 64), 10, samples=4),
 }

@@ -19,8 +19,6 @@ import firmware as benchmark
 missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 MOST = 4.0  # instructions a multiply-add
-# Three channels, and planes five wide, leave tiles and windows half empty.
-MORE = {("lenet", "conv2d.backward_input"): 4.5, ("ds_cnn", "depthwise3x3.backward_weight"): 4.5}
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +56,18 @@ def test_a_step_with_other_calls_than_the_project_has_is_refused(board: Made, tm
         run_firmware(folder, board.batches(1))
 
 
-@pytest.mark.parametrize("name", ["lenet", "autoencoder"])
+@pytest.mark.parametrize("name", ["lenet", "autoencoder", "grouped"])
 def test_kernels_take_few_instructions_as_kept(name: str, tmp_path: Path) -> None:
     found = benchmark.figures(benchmark.run_step(benchmark.NETS[name], tmp_path / "fw"))
     kept = json.loads(benchmark.KEPT.read_text())
     if kept["about"] == benchmark.about():
         assert found == kept["nets"][name]
     assert found["kernels"]
-    assert all(rate <= MORE.get((name, kernel), MOST) for kernel, rate in found["kernels"].items())
+    assert all(rate <= MOST for rate in found["kernels"].values())
 
 
 def test_the_kept_kernels_are_at_most_four_instructions_a_multiply_add() -> None:
     kept = json.loads(benchmark.KEPT.read_text())
     assert set(kept["nets"]) == set(benchmark.NETS)
-    for name, net in kept["nets"].items():
-        assert all(rate <= MORE.get((name, kernel), MOST) for kernel, rate in net["kernels"].items())
+    for net in kept["nets"].values():
+        assert all(rate <= MOST for rate in net["kernels"].values())

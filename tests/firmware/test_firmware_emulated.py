@@ -32,6 +32,7 @@ RAM_BYTES = {
     "mkr1000": 32 * 1024,
 }  # fmt: skip
 CASES = [(target, "tiny_cnn") for target in RAM_BYTES]
+CASES += [("nrf52840", "wide_depthwise")]
 CASES += [(target, "everything") for target in RAM_BYTES if target != "mkr1000"]
 
 

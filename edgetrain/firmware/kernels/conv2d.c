@@ -46,18 +46,6 @@ static range whole_places(int first, int taps, int stride, int pad, int dilation
     return (range){from, at_least(from, at_most(a.end, b.end))};
 }
 
-/* `value` of K numbers, over and over; zeros where it is NULL. */
-static void fill(float *y, const float *value, int rows, int K)
-{
-    for (int k = 0; k < K; k++) {
-        y[k] = value == NULL ? 0.0f : value[k];
-    }
-    const float *before = y;
-    for (float *next = y + K, *const end = y + rows * K; next < end; next++) {
-        *next = *before++;
-    }
-}
-
 /* Some places of y, rows and columns, which all meet the same rows and taps of the filters. */
 typedef struct {
     range p, q, rows, taps;
@@ -165,7 +153,7 @@ static void weight_taps(float *restrict dw, const float *dy, const float *x, con
     const int together = filters_of(s).taps;
     const range whole = whole_places(t, together, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
     weight_columns(dw, dy, x, s, r, (range){t, t + together}, whole.first, whole.end - whole.first);
-    for (int q = 0; q < s->Q; q++) {
+    for (int q = 0; together > 1 && q < s->Q; q++) {
         if (q < whole.first || q >= whole.end) {
             const int start = q * s->stride_w - s->pad_w + t * s->dilation_w;
             const range some = inside(start, s->dilation_w, together, s->W);
@@ -184,47 +172,77 @@ void conv2d_backward_weight(float *restrict dw, const float *dy, const float *x,
     }
 }
 
-/* Adds to row h of dx what every stride_h-th row of the filters brings, from row r on: those that met it. */
-static void input_rows(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, int h, int r)
+/* Rows of the filters and of dy that met a row of dx: every stride_h-th of the filters from row r on, and p, which falls
+ * as r rises. */
+typedef struct {
+    int r, p, count;
+} met;
+
+static met rows_met(const conv2d_shape *s, int h, int r)
+{
+    const int p = (h + s->pad_h - r * s->dilation_h) / s->stride_h, count = quotient_up(s->R - r, s->stride_h);
+    const range rows = inside(s->P - 1 - p, s->dilation_h, count, s->P); /* upside down */
+    return (met){r + rows.first * s->stride_h, p - rows.first * s->dilation_h, length(rows)};
+}
+
+/* Adds to a row of dx what columns q of dy bring by taps that all of them meet. Taps of neighbours fall on the same
+ * places: the results of a product overlap. */
+static void input_columns(
+    float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, met rows, range taps, range q)
 {
     const filters f = filters_of(s);
-    const int p = (h + s->pad_h - r * s->dilation_h) / s->stride_h, count = quotient_up(s->R - r, s->stride_h);
-    const range rows = inside(s->P - 1 - p, s->dilation_h, count, s->P); /* upside down: p falls as r rises */
-    if (rows.end <= rows.first) {
+    if (rows.count <= 0 || length(taps) <= 0 || length(q) <= 0) {
         return;
     }
-    products_shape product = {
-        .N = f.C, .y_m = s->stride_w * s->C, .a_m = s->K, .b_n = 1, .outer = ONCE,
-        .middle = {rows.end - rows.first, -s->dilation_h * s->Q * s->K, s->stride_h * s->S * f.C},
+    const products_shape product = {
+        .M = length(q), .N = length(taps) * f.C, .y_m = s->stride_w * s->C, .a_m = s->K, .b_n = 1, .outer = ONCE,
+        .middle = {rows.count, -s->dilation_h * s->Q * s->K, s->stride_h * s->S * f.C},
         .inner = {f.K, 1, s->R * s->S * f.C},
     };
-    dy += (p - rows.first * s->dilation_h) * s->Q * s->K;
-    w += (r + rows.first * s->stride_h) * s->S * f.C;
-    for (int t = 0; t < s->S; t++) {
-        const int start = t * s->dilation_w - s->pad_w;
-        const range columns = inside(start, s->stride_w, s->Q, s->W);
-        product.M = columns.end - columns.first;
-        const int at = (start + columns.first * s->stride_w) * s->C;
-        for (int g = 0; g < s->groups && product.M > 0; g++) {
-            const float *filter = w + g * f.K * s->R * s->S * f.C + t * f.C;
-            products_of_run_and_columns(
-                dx + at + g * f.C, dy + columns.first * s->K + g * f.K, filter, &product);
+    dx += (q.first * s->stride_w - s->pad_w + taps.first * s->dilation_w) * s->C;
+    dy += (rows.p * s->Q + q.first) * s->K;
+    w += (rows.r * s->S + taps.first) * f.C;
+    for (int g = 0; g < s->groups; g++) {
+        products_of_run_and_columns(dx + g * f.C, dy + g * f.K, w + g * f.K * s->R * s->S * f.C, &product);
+    }
+}
+
+/* Adds to a row of dx what taps [t, t + together) of these rows bring. whole: the columns that meet all of them. */
+static void input_row(
+    float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, met rows, int t, int together, range whole)
+{
+    input_columns(dx, dy, w, s, rows, (range){t, t + together}, whole);
+    for (int q = 0; together > 1 && q < s->Q; q++) {
+        if (q < whole.first || q >= whole.end) {
+            const int start = q * s->stride_w - s->pad_w + t * s->dilation_w;
+            const range some = inside(start, s->dilation_w, together, s->W);
+            input_columns(dx, dy, w, s, rows, (range){t + some.first, t + some.end}, (range){q, q + 1});
         }
+    }
+}
+
+static void input_taps(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s, int t, int together)
+{
+    const range whole = whole_places(t, together, s->stride_w, s->pad_w, s->dilation_w, s->Q, s->W);
+    for (int h = 0; h < s->H; h++) {
+        for (int r = 0; r < at_most(s->stride_h, s->R); r++) {
+            if ((h + s->pad_h - r * s->dilation_h) % s->stride_h == 0) {
+                input_row(dx, dy, w, s, rows_met(s, h, r), t, together, whole);
+            }
+        }
+        dx += s->W * s->C;
     }
 }
 
 void conv2d_backward_input(float *restrict dx, const float *dy, const float *w, const conv2d_shape *s)
 {
+    const int together = s->C < 4 ? filters_of(s).taps : 1; /* where the channels alone would leave tiles half empty */
     fill(dx, NULL, s->B * s->H * s->W, s->C);
     for (int n = 0; n < s->B; n++) {
-        for (int h = 0; h < s->H; h++) {
-            for (int r = 0; r < at_most(s->stride_h, s->R); r++) {
-                if ((h + s->pad_h - r * s->dilation_h) % s->stride_h == 0) {
-                    input_rows(dx, dy, w, s, h, r);
-                }
-            }
-            dx += s->W * s->C;
+        for (int t = 0; t < s->S; t += together) {
+            input_taps(dx, dy, w, s, t, together);
         }
+        dx += s->H * s->W * s->C;
         dy += s->P * s->Q * s->K;
     }
 }

@@ -88,13 +88,18 @@ FOR_EACH_CALL void load_column_if(const int TOP, const int END, window *x, int c
     }
 }
 
-/* Before the first step: the columns that are not new then. alike: no row lies outside of the image. */
+/* ALIKE: no row lies outside of the image. */
 FOR_EACH_CALL void open_window(
-    const int STRIDE, const int TOP, const int END, const int ALIKE, window *x, const sources *rows, int c, const plane *s)
+    const int TOP, const int END, const int ALIKE, window *x, const sources *rows, int c, const plane *s)
 {
     UNROLLED for (int r = TOP; r < END; r++) {
         x->row[r] = ALIKE ? (reader){rows->of[r].first + c, s->C} : channel_of(&rows->of[r], c);
     }
+}
+
+/* Before the first step: the columns that are not new then. */
+FOR_EACH_CALL void start_window(const int STRIDE, const int TOP, const int END, window *x, const plane *s)
+{
     UNROLLED for (int column = 0; column < 3 - STRIDE; column++) {
         const int v = column - s->pad_w;
         load_column_if(TOP, END, x, column, v >= 0 && v < s->W);
@@ -141,39 +146,48 @@ FOR_EACH_CALL float filtered(const int TOP, const int END, const window *x, int 
     return sum;
 }
 
-/* Where the results go. The lower row is written first: where there is none it is the upper one, written over. */
+/* Where the results go; a single row of them is the upper one. */
 typedef struct {
     float *upper, *lower;
 } results;
 
+FOR_EACH_CALL void filter_column(
+    const int STRIDE, const int ROWS, const int TOP, const int END, results *y, const window *x, int column,
+    const float *k, const plane *s)
+{
+    if (ROWS == 2) {
+        *y->lower = filtered(TOP, END, x, STRIDE, column, k);
+        y->lower += s->C;
+    }
+    *y->upper = filtered(TOP, END, x, 0, column, k);
+    y->upper += s->C;
+}
+
 FOR_EACH_CALL void filter_channel(
-    const int STRIDE, const int TOP, const int END, const int ALIKE, results y, const sources *rows, const float *k,
-    const plane *s, int c, int whole)
+    const int STRIDE, const int ROWS, const int TOP, const int END, const int ALIKE, results y, const sources *rows,
+    const float *k, const plane *s, int c, int whole)
 {
     const int RESULTS = STRIDE == 1 ? 2 : 1;
     window x;
-    open_window(STRIDE, TOP, END, ALIKE, &x, rows, c, s);
+    open_window(TOP, END, ALIKE, &x, rows, c, s);
+    start_window(STRIDE, TOP, END, &x, s);
     int q = 0;
     for (; q + RESULTS <= s->Q; q += RESULTS) {
         load_window(STRIDE, TOP, END, RESULTS, &x, s, q, whole);
         UNROLLED for (int i = 0; i < RESULTS; i++) {
-            *y.lower = filtered(TOP, END, &x, STRIDE, i * STRIDE, k);
-            *y.upper = filtered(TOP, END, &x, 0, i * STRIDE, k);
-            y.lower += s->C;
-            y.upper += s->C;
+            filter_column(STRIDE, ROWS, TOP, END, &y, &x, i * STRIDE, k, s);
         }
         move_window(STRIDE, TOP, END, RESULTS, &x);
     }
     if (q < s->Q) {
         load_window(STRIDE, TOP, END, 1, &x, s, q, whole);
-        *y.lower = filtered(TOP, END, &x, STRIDE, 0, k);
-        *y.upper = filtered(TOP, END, &x, 0, 0, k);
+        filter_column(STRIDE, ROWS, TOP, END, &y, &x, 0, k, s);
     }
 }
 
-FOR_EACH_CALL void filter_two_rows(
-    const int STRIDE, const int TOP, const int END, const int ALIKE, results y, const sources *rows, const float *w,
-    const plane *s)
+FOR_EACH_CALL void filter_rows(
+    const int STRIDE, const int ROWS, const int TOP, const int END, const int ALIKE, results y, const sources *rows,
+    const float *w, const plane *s)
 {
     const int whole = columns_before_edge(s, STRIDE);
     for (int c = 0; c < s->C; c++) {
@@ -181,56 +195,63 @@ FOR_EACH_CALL void filter_two_rows(
         UNROLLED for (int i = 0; i < 9; i++) {
             k[i] = s->turned ? w[8 - i] : w[i];
         }
-        filter_channel(STRIDE, TOP, END, ALIKE, y, rows, k, s, c, whole);
+        filter_channel(STRIDE, ROWS, TOP, END, ALIKE, y, rows, k, s, c, whole);
         y.upper++;
         y.lower++;
         w += 9;
     }
 }
 
-typedef void filter_function(results y, const sources *rows, const float *w, const plane *s);
-
-#define FILTER(name, stride, top, end, alike) \
-    BY_ITSELF void name(results y, const sources *rows, const float *w, const plane *s) \
-    { \
-        filter_two_rows(stride, top, end, alike, y, rows, w, s); \
-    }
-
-FILTER(filter_1, 1, 0, 4, 1)
-FILTER(filter_1_at_top, 1, 1, 4, 1)
-FILTER(filter_1_at_bottom, 1, 0, 3, 1)
-FILTER(filter_1_at_both, 1, 1, 3, 1)
-FILTER(filter_1_anywhere, 1, 0, 4, 0)
-FILTER(filter_2, 2, 0, 5, 1)
-FILTER(filter_2_at_top, 2, 1, 5, 1)
-FILTER(filter_2_anywhere, 2, 0, 5, 0)
-
-/* Where two rows of results lie in the image: which of the rows that they need are outside. */
-typedef enum { WITHIN, AT_TOP, AT_BOTTOM, AT_BOTH, ANYWHERE } position;
+/* Where two rows of results lie in the image: which of the rows that they need are outside. Where that is none of these,
+ * the upper one is made by itself. */
+typedef enum { WITHIN, AT_TOP, AT_BOTTOM, AT_BOTH, SINGLE } position;
 
 static position position_of(const plane *s, int stride, int p)
 {
     const int first = p * stride - s->pad_h, end = first + stride + 3;
     if (first < -1 || end > s->H + 1 || p + 1 >= s->P || (stride == 2 && end > s->H)) {
-        return ANYWHERE;
+        return SINGLE;
     }
     return first < 0 ? (end > s->H ? AT_BOTH : AT_TOP) : end > s->H ? AT_BOTTOM : WITHIN;
 }
 
+/* What is built for each stride and position, for so many rows of results, with these rows of the window,
+ * alike or not. */
+#define FOR_EACH_POSITION(MAKE) \
+    MAKE(1, within, 2, 0, 4, 1) \
+    MAKE(1, at_top, 2, 1, 4, 1) \
+    MAKE(1, at_bottom, 2, 0, 3, 1) \
+    MAKE(1, at_both, 2, 1, 3, 1) \
+    MAKE(1, single, 1, 0, 3, 0) \
+    MAKE(2, within, 2, 0, 5, 1) \
+    MAKE(2, at_top, 2, 1, 5, 1) \
+    MAKE(2, single, 1, 0, 3, 0)
+/* The functions of a kernel by stride - 1 and position. */
+#define BY_POSITION(name) \
+    { \
+        {name##_1_within, name##_1_at_top, name##_1_at_bottom, name##_1_at_both, name##_1_single}, \
+        {name##_2_within, name##_2_at_top, name##_2_single, name##_2_single, name##_2_single}, \
+    }
+
+typedef void filter_function(results y, const sources *rows, const float *w, const plane *s);
+
+#define FILTER(stride, where, n_rows, top, end, alike) \
+    BY_ITSELF void filter_##stride##_##where(results y, const sources *rows, const float *w, const plane *s) \
+    { \
+        filter_rows(stride, n_rows, top, end, alike, y, rows, w, s); \
+    }
+FOR_EACH_POSITION(FILTER)
+
 static void filter_images(int stride, float *y, const float *x, const float *w, const plane *s, int B)
 {
-    filter_function *const at_1[] = {
-        filter_1, filter_1_at_top, filter_1_at_bottom, filter_1_at_both, filter_1_anywhere,
-    };
-    filter_function *const at_2[] = {
-        filter_2, filter_2_at_top, filter_2_anywhere, filter_2_anywhere, filter_2_anywhere,
-    };
+    static filter_function *const filter[2][5] = BY_POSITION(filter);
     for (int n = 0; n < B; n++) {
-        for (int p = 0; p < s->P; p += 2) {
+        for (int p = 0; p < s->P;) {
+            const position at = position_of(s, stride, p);
             const sources rows = rows_of(x, s, stride, p);
             float *const upper = y + p * s->Q * s->C;
-            const results two = {upper, p + 1 < s->P ? upper + s->Q * s->C : upper};
-            (stride == 1 ? at_1 : at_2)[position_of(s, stride, p)](two, &rows, w, s);
+            filter[stride - 1][at]((results){upper, upper + s->Q * s->C}, &rows, w, s);
+            p += at == SINGLE ? 1 : 2;
         }
         x += s->H * s->W * s->C;
         y += s->P * s->Q * s->C;
@@ -256,12 +277,19 @@ void depthwise3x3_forward(
 
 /* ---- backward to the weights */
 
+/* The rows of dy that are read. */
+typedef struct {
+    reader upper, lower;
+} two_readers;
+
 FOR_EACH_CALL void add_gradients(
-    const int STRIDE, const int TOP, const int END, float *sum, const window *x, int column, float upper, float lower)
+    const int STRIDE, const int ROWS, const int TOP, const int END, float *sum, const window *x, int column,
+    two_readers *dy)
 {
+    const float upper = take(&dy->upper), lower = ROWS == 2 ? take(&dy->lower) : 0.0f;
     UNROLLED for (int r = 0; r < 3; r++) {
         UNROLLED for (int t = 0; t < 3; t++) {
-            if (r >= TOP && r + STRIDE < END) {
+            if (r >= TOP && ROWS == 2 && r + STRIDE < END) {
                 sum[3 * r + t] += upper * x->at[r][column + t] + lower * x->at[r + STRIDE][column + t];
             } else if (r >= TOP) {
                 sum[3 * r + t] += upper * x->at[r][column + t];
@@ -272,71 +300,94 @@ FOR_EACH_CALL void add_gradients(
     }
 }
 
-/* Adds to dw what two rows of dy bring. */
-FOR_EACH_CALL void weight_of_channel(
-    const int STRIDE, const int TOP, const int END, const int ALIKE, float *dw, const source dy[2], const sources *rows,
-    const plane *s, int c, int whole)
+/* Adds to sum what one or two rows of dy bring. */
+FOR_EACH_CALL void weight_of_rows(
+    const int STRIDE, const int ROWS, const int TOP, const int END, float *sum, two_readers *dy, window *x,
+    const plane *s, int whole)
 {
     const int RESULTS = STRIDE == 1 ? 2 : 1;
+    start_window(STRIDE, TOP, END, x, s);
+    int q = 0;
+    for (; q + RESULTS <= s->Q; q += RESULTS) {
+        load_window(STRIDE, TOP, END, RESULTS, x, s, q, whole);
+        UNROLLED for (int i = 0; i < RESULTS; i++) {
+            add_gradients(STRIDE, ROWS, TOP, END, sum, x, i * STRIDE, dy);
+        }
+        move_window(STRIDE, TOP, END, RESULTS, x);
+    }
+    if (q < s->Q) {
+        load_window(STRIDE, TOP, END, 1, x, s, q, whole);
+        add_gradients(STRIDE, ROWS, TOP, END, sum, x, 0, dy);
+    }
+}
+
+/* From what was read of two rows to the next two. */
+FOR_EACH_CALL void skip_rows(const int STRIDE, const int TOP, const int END, two_readers *dy, window *x, const plane *s)
+{
+    const int read = at_most(s->W, (s->Q - 1) * STRIDE + 3 - s->pad_w), skipped = (2 * STRIDE * s->W - read) * s->C;
+    UNROLLED for (int r = TOP; r < END; r++) {
+        x->row[r].next += skipped;
+    }
+    dy->upper.next += s->Q * s->C;
+    dy->lower.next += s->Q * s->C;
+}
+
+/* Adds to dw what `pairs` times two rows of dy bring, or a single one. */
+FOR_EACH_CALL void weight_of_channel(
+    const int STRIDE, const int ROWS, const int TOP, const int END, const int ALIKE, float *dw, const float *dy,
+    const sources *rows, const plane *s, int c, int whole, int pairs)
+{
     float sum[9];
     UNROLLED for (int i = 0; i < 9; i++) {
         sum[i] = 0.0f;
     }
-    reader upper = channel_of(&dy[0], c), lower = channel_of(&dy[1], c);
-    if (ALIKE) {
-        upper.step = lower.step = s->C;
-    }
+    two_readers two = {{dy + c, s->C}, {dy + c + s->Q * s->C, s->C}};
     window x;
-    open_window(STRIDE, TOP, END, ALIKE, &x, rows, c, s);
-    int q = 0;
-    for (; q + RESULTS <= s->Q; q += RESULTS) {
-        load_window(STRIDE, TOP, END, RESULTS, &x, s, q, whole);
-        UNROLLED for (int i = 0; i < RESULTS; i++) {
-            add_gradients(STRIDE, TOP, END, sum, &x, i * STRIDE, take(&upper), take(&lower));
+    open_window(TOP, END, ALIKE, &x, rows, c, s);
+    for (;;) {
+        weight_of_rows(STRIDE, ROWS, TOP, END, sum, &two, &x, s, whole);
+        if (--pairs == 0) {
+            break;
         }
-        move_window(STRIDE, TOP, END, RESULTS, &x);
-    }
-    if (q < s->Q) {
-        load_window(STRIDE, TOP, END, 1, &x, s, q, whole);
-        add_gradients(STRIDE, TOP, END, sum, &x, 0, take(&upper), take(&lower));
+        skip_rows(STRIDE, TOP, END, &two, &x, s);
     }
     UNROLLED for (int i = 0; i < 9; i++) {
         dw[i] += sum[i];
     }
 }
 
-typedef void weight_function(float *dw, const source dy[2], const sources *rows, const plane *s);
+typedef void weight_function(float *dw, const float *dy, const sources *rows, const plane *s, int pairs);
 
-#define WEIGHT(name, stride, top, end, alike) \
-    BY_ITSELF void name(float *dw, const source dy[2], const sources *rows, const plane *s) \
+#define WEIGHT(stride, where, n_rows, top, end, alike) \
+    BY_ITSELF void weight_##stride##_##where(float *dw, const float *dy, const sources *rows, const plane *s, int pairs) \
     { \
-        const int whole = columns_before_edge(s, stride); \
+        const int whole = columns_before_edge(s, stride), times = (end) - (top) == (stride) + 3 ? pairs : 1; \
         for (int c = 0; c < s->C; c++) { \
-            weight_of_channel(stride, top, end, alike, dw + 9 * c, dy, rows, s, c, whole); \
+            weight_of_channel(stride, n_rows, top, end, alike, dw + 9 * c, dy, rows, s, c, whole, times); \
         } \
     }
+FOR_EACH_POSITION(WEIGHT)
 
-WEIGHT(weight_1, 1, 0, 4, 1)
-WEIGHT(weight_1_at_top, 1, 1, 4, 1)
-WEIGHT(weight_1_at_bottom, 1, 0, 3, 1)
-WEIGHT(weight_1_at_both, 1, 1, 3, 1)
-WEIGHT(weight_1_anywhere, 1, 0, 4, 0)
-WEIGHT(weight_2, 2, 0, 5, 1)
-WEIGHT(weight_2_at_top, 2, 1, 5, 1)
-WEIGHT(weight_2_anywhere, 2, 0, 5, 0)
+/* So many pairs of rows of dy from p on are summed at once: not more than 32 products, against rounding. */
+static int pairs_from(const plane *s, int stride, int p)
+{
+    int pairs = 1;
+    while (position_of(s, stride, p) == WITHIN && position_of(s, stride, p + 2 * pairs) == WITHIN
+           && 2 * s->Q * (pairs + 1) <= 32) {
+        pairs++;
+    }
+    return pairs;
+}
 
 static void weight_of_image(float *dw, const float *dy, const float *x, const plane *s, int stride)
 {
-    weight_function *const at_1[] = {
-        weight_1, weight_1_at_top, weight_1_at_bottom, weight_1_at_both, weight_1_anywhere,
-    };
-    weight_function *const at_2[] = {
-        weight_2, weight_2_at_top, weight_2_anywhere, weight_2_anywhere, weight_2_anywhere,
-    };
-    for (int p = 0; p < s->P; p += 2) {
+    static weight_function *const weight[2][5] = BY_POSITION(weight);
+    for (int p = 0; p < s->P;) {
+        const position at = position_of(s, stride, p);
         const sources rows = rows_of(x, s, stride, p);
-        const source two[2] = {row_of(dy, p, s->P, s->Q, s->C), row_of(dy, p + 1, s->P, s->Q, s->C)};
-        (stride == 1 ? at_1 : at_2)[position_of(s, stride, p)](dw, two, &rows, s);
+        const int pairs = pairs_from(s, stride, p);
+        weight[stride - 1][at](dw, dy + p * s->Q * s->C, &rows, s, pairs);
+        p += at == SINGLE ? 1 : 2 * pairs;
     }
 }
 

@@ -22,7 +22,8 @@ typedef struct {
 void products_of_runs(float *y, const float *a, const float *b, const products_shape *s);
 /* Both have what the results are made of side by side: a_m == b_n == 1. */
 void products_of_columns(float *y, const float *a, const float *b, const products_shape *s);
-/* a lies in the order of the inner loop, b has it side by side: inner.a == b_n == 1. */
+/* a lies in the order of the inner loop, b has it side by side: inner.a == b_n == 1. Rows of y may overlap (y_m < N) where
+ * they are added to. */
 void products_of_run_and_columns(float *y, const float *a, const float *b, const products_shape *s);
 
 #endif

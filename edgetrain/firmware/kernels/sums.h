@@ -2,6 +2,8 @@
 #ifndef SUMS_H
 #define SUMS_H
 
+#include <stddef.h>
+
 /* A loop of a few rounds, known when the program is built, written out: its arrays become registers. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
@@ -21,6 +23,18 @@ static inline int at_least(int a, int b)
 static inline int at_most(int a, int b)
 {
     return a < b ? a : b;
+}
+
+/* `value` of K numbers, over and over; zeros where it is NULL. */
+static inline void fill(float *y, const float *value, int rows, int K)
+{
+    for (int k = 0; k < K; k++) {
+        y[k] = value == NULL ? 0.0f : value[k];
+    }
+    const float *before = y;
+    for (float *next = y + K, *const end = y + rows * K; next < end; next++) {
+        *next = *before++;
+    }
 }
 
 /* Four partial sums: less rounding than one, and four multiply-adds that need not wait for each other. */

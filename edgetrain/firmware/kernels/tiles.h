@@ -6,7 +6,7 @@
  *     2x4 2x4 2x3
  *
  * A file that includes this says how a and b lie in memory, where it is known when the program is built:
- * A_M, A_I, B_N and B_I, the steps from one m, n and i to the next. */
+ * A_M, A_I, B_N and B_I, the steps from one m, n and i to the next; and RESULTS_OVERLAP: rows of y may share places. */
 #ifndef TILES_H
 #define TILES_H
 
@@ -14,7 +14,7 @@
 #include "sums.h"
 
 /* So many products are summed by themselves, or up to twice as many, before they are added to y: against rounding. */
-enum { RUN = 16, TILE = 4 };
+enum { RUN = 20, TILE = 4 };
 
 /* How far a and b move from the end of the inner loop to its next start, and from the end of the middle one. */
 typedef struct {
@@ -53,18 +53,26 @@ FOR_EACH_CALL void set_products(
     }
 }
 
+FOR_EACH_CALL void add_row(const int N, float *sum, const float *y)
+{
+    UNROLLED for (int n = 0; n < N; n++) {
+        sum[n] += y[n];
+    }
+}
+
 FOR_EACH_CALL void put_results(
     const int M, const int N, float *y, float sum[TILE][TILE], const products_shape *s, int fresh)
 {
     const int y_m = s->y_m;
-    if (!fresh) {
+    if (!fresh && !RESULTS_OVERLAP) {
         UNROLLED for (int m = 0; m < M; m++) {
-            UNROLLED for (int n = 0; n < N; n++) {
-                sum[m][n] += y[m * y_m + n];
-            }
+            add_row(N, sum[m], y + m * y_m);
         }
     }
     UNROLLED for (int m = 0; m < M; m++) {
+        if (!fresh && RESULTS_OVERLAP) { /* with what the row before has put there */
+            add_row(N, sum[m], y + m * y_m);
+        }
         UNROLLED for (int n = 0; n < N; n++) {
             y[m * y_m + n] = sum[m][n];
         }

@@ -92,26 +92,6 @@ static void taps_forward(taps *t, const float *x, const float *turned, const dep
     }
 }
 
-static void forward_piece(const void *job, int piece)
-{
-    const job_of_rows *of = job;
-    const depthwise_shape *s = of->s;
-    const int first = piece * of->rows_of_piece, end = lower(first + of->rows_of_piece, of->rows);
-    float turned[SLAB];
-    taps t;
-    for (int c = 0, n = channels_of(s); c < s->C; c += n) {
-        n = lower(n, s->C - c);
-        turn(turned, of->w, s->R * s->S, c, n);
-        for (int row = first; row < end; row++) {
-            const float *x = of->x + row / s->P * s->H * s->W * s->C + c;
-            for (int q = 0; q < s->Q; q++) {
-                taps_forward(&t, x, turned, s, row % s->P, q, n);
-                sum_place(of->y + (row * s->Q + q) * s->C + c, &t, of->b == NULL ? NULL : of->b + c, n);
-            }
-        }
-    }
-}
-
 /* The place of y that tap `tap` met when it lay on `place` of x, or -1. */
 static int met_at(int place, int tap, int pad, int dilation, int stride, int side)
 {
@@ -137,24 +117,35 @@ static void taps_backward(taps *t, const float *dy, const float *turned, const d
     }
 }
 
-static void backward_input_piece(const void *job, int piece)
+/* Some rows of the result: of y, or back of dx. */
+INLINE void make_piece(const job_of_rows *of, int piece, int back)
 {
-    const job_of_rows *of = job;
     const depthwise_shape *s = of->s;
     const int first = piece * of->rows_of_piece, end = lower(first + of->rows_of_piece, of->rows);
+    const int height = back ? s->H : s->P, width = back ? s->W : s->Q, read = back ? s->P * s->Q : s->H * s->W;
     float turned[SLAB];
     taps t;
     for (int c = 0, n = channels_of(s); c < s->C; c += n) {
         n = lower(n, s->C - c);
         turn(turned, of->w, s->R * s->S, c, n);
         for (int row = first; row < end; row++) {
-            const float *dy = of->x + row / s->H * s->P * s->Q * s->C + c;
-            for (int v = 0; v < s->W; v++) {
-                taps_backward(&t, dy, turned, s, row % s->H, v, n);
-                sum_place(of->y + (row * s->W + v) * s->C + c, &t, NULL, n);
+            const float *x = of->x + row / height * read * s->C + c;
+            for (int column = 0; column < width; column++) {
+                (back ? taps_backward : taps_forward)(&t, x, turned, s, row % height, column, n);
+                sum_place(of->y + (row * width + column) * s->C + c, &t, of->b == NULL ? NULL : of->b + c, n);
             }
         }
     }
+}
+
+static void forward_piece(const void *job, int piece)
+{
+    make_piece(job, piece, 0);
+}
+
+static void backward_input_piece(const void *job, int piece)
+{
+    make_piece(job, piece, 1);
 }
 
 static void by_rows(job_of_rows *of, int row_length, piece_function *make)
