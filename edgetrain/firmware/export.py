@@ -358,7 +358,7 @@ Plan: {plan.planner}, {len(plan.order)} ops, {len(plan.recomputed)} of them comp
 | two copies of what changes, in flash | {project.kept_bytes} |
 
     make            build/firmware
-    make debug      the same, which writes every gradient to shown.bin
+    make debug      the same, which writes every gradient to shown.bin, and sides of ReLUs to sides.bin
     make sanitize   with the address and undefined-behaviour sanitizers (Linux)
     make fast       build/firmware_fast: vectors, and all cores (Linux); FIRMWARE_THREADS=2 for so many threads
 

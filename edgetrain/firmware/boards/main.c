@@ -71,7 +71,7 @@ void show_tensor(const char *name, const void *data, uint32_t n_bytes)
 
 void show_sides(const float *y, uint32_t n, float low, float high)
 {
-    static uint8_t some[64];
+    uint8_t some[64];
     uint32_t filled = 0;
     for (uint32_t i = 0; i < n; i++) {
         some[filled++] = y[i] >= high ? 2 : y[i] > low ? 1 : 0;
