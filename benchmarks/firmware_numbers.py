@@ -1,6 +1,6 @@
 """How exact is firmware? Every gradient and every tensor after 1, 10 and 100 steps, with several seeds.
 
-    python benchmarks/firmware_numbers.py [--only lenet ds_cnn] [--seeds 5]
+    python benchmarks/firmware_numbers.py [--only lenet ds_cnn] [--seeds 5] [--out FOLDER]
 
 Each net is exported for this machine. Its scalar program, whose bits are the emulator's, and its vectorised one run
 beside PyTorch (`edgetrain.firmware.parity`). A ratio is the error against float64 in units of PyTorch float32's own; at
@@ -211,22 +211,23 @@ def _ratios(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(sum(f["wrong"] for f in found)), f"{worst:.2f}", f"{median:.2f}"]
 
 
-def keep(name: str, entry: Mapping[str, Any]) -> None:
-    """Into the files, whatever other processes have put there meanwhile."""
-    file = RESULTS / "firmware_numbers.json"
+def keep(name: str, entry: Mapping[str, Any], folder: Path) -> None:
+    """Into the files of the folder, whatever other processes have put there meanwhile."""
+    file = folder / "firmware_numbers.json"
     with (Path(tempfile.gettempdir()) / "firmware_numbers.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         data[name] = entry
         data = {known: data[known] for known in CASES if known in data}
         file.write_text(json.dumps(data, indent=1) + "\n")
-        (RESULTS / "firmware_numbers.md").write_text("\n".join(page(data)) + "\n")
+        (folder / "firmware_numbers.md").write_text("\n".join(page(data)) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seeds", type=int, default=5, help="at most; the larger nets have fewer")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the results")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     wrong = 0
@@ -236,7 +237,7 @@ def main() -> int:
         for seed in range(min(asked.seeds, case.seeds[0])):
             seeds.append(measured(case, seed, case.steps if seed < case.seeds[1] else case.steps[:-1]))
             print(name, json.dumps(seeds[-1]), flush=True)
-        keep(name, {"about": about(), "how": case.how, "cpu_s": _cpu_s() - started, "seeds": seeds})
+        keep(name, {"about": about(), "how": case.how, "cpu_s": _cpu_s() - started, "seeds": seeds}, asked.out)
         wrong += sum(f["wrong"] for s in seeds for steps in s["programs"].values() for f in steps.values())
     return 1 if wrong else 0
 

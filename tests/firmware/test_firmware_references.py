@@ -34,6 +34,31 @@ def test_each_run_is_another_draw_of_rounding_and_the_same_function(name: str) -
         assert not torch.equal(a[weight], b[weight])
 
 
+class Small(nn.Module):
+    """Depthwise convolutions of small images, which float64 runs do by their taps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 3, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=3)
+        self.last = nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(torch.tanh(self.first(x)))
+        return result
+
+
+def test_a_float64_run_has_the_gradients_of_pytorch_in_float64() -> None:
+    torch.manual_seed(0)
+    model, batch = Small(), (torch.randn(2, 3, 7, 6), torch.randn(2, 3, 4, 4))
+    references = References(model, lambda net, x, y: F.mse_loss(net(x), y), plain_sgd(list(model.parameters())))
+    references.step(batch, [None])
+    exact = model.double()
+    F.mse_loss(exact(batch[0].double()), batch[1].double()).backward()
+    for name, p in exact.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(references.gradients().exact[0][name], p.grad, rtol=1e-12, atol=1e-15)
+
+
 class Bent(nn.Module):
     """Every kind of bend, the first two of them next to zero."""
 
