@@ -77,8 +77,8 @@ CASES = {
     "mobilenet_v2 trained": Case(
         SMALL["mobilenet_v2"], partial(sgd, lr=1e-3), "SGD 1e-3, momentum", seeds=(3, 3), ways=5, trained=True
     ),
-    # With fresh weights its gradients are a hundred times as large as its weights, and a step magnifies rounding: at 1e-3
-    # PyTorch's own weights are off by 3e-3 after ten steps, and at 0.01 with momentum all is error after five.
+    # With fresh weights its gradients are a hundred times as large as its weights, and a step magnifies rounding: at
+    # 1e-3 PyTorch's own weights are off by 3e-3 after ten steps, and at 0.01 with momentum all is error after five.
     "mobilenet_v2 fresh": Case(
         SMALL["mobilenet_v2"], partial(torch.optim.SGD, lr=1e-5), "SGD 1e-5", seeds=(3, 3), steps=(1, 10), ways=5
     ),
