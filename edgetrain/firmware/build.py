@@ -78,6 +78,11 @@ def _project(data: Any) -> dict[str, Any]:
         texts = all(isinstance(call[key], str) for key in ("op", "kind", "module", "function"))
         if not texts or type(call["multiply_adds"]) is not int:
             raise ValueError(f"a call is {json.dumps(call)}")
+    for told in data["sides"]:
+        if any(type(n) is not int or n < 0 for n in (told["call"], *told["shape"])):
+            raise ValueError(f"sides are {json.dumps(told)}")
+    if sorted(told["call"] for told in data["sides"]) != list(range(len(data["sides"]))):
+        raise ValueError("the calls of sides are not numbered from 0")
     if not all(isinstance(word, str) for word in (*data["emulator"], *data["gradients"])):
         raise ValueError("emulator or gradients hold something else than texts")
     return dict(data)

@@ -12,6 +12,7 @@ Nothing is allocated and nothing recurses: every address is known when the progr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from edgetrain.errors import UserError
 from edgetrain.firmware.arena import Arena
 from edgetrain.firmware.kernels import Scene, double, identifier, kernel_of, number
 from edgetrain.firmware.lowering import WORD_BYTES
-from edgetrain.graph.ir import PERSISTENT, Graph, Op
+from edgetrain.graph.ir import PERSISTENT, Graph, Op, Value
 from edgetrain.ops.replay import replay
 from edgetrain.ops.update import Settings
 from edgetrain.plan.plan import Compute, Free, Plan
@@ -341,6 +342,8 @@ class _Emitter:
             if action.into is not None:
                 names.now.pop(action.into)
             yield from self._shown(graph, op, training)
+            if training and not again:
+                yield from self._sides(op)
 
     def _shown(self, graph: Graph, op: Op, training: bool) -> Iterator[str]:
         """A debug build tells of the gradients that the op makes."""
@@ -348,6 +351,17 @@ class _Emitter:
             if g in op.creates:
                 name, n_bytes = _comment(graph.tensors[p].name), graph.tensors[g].n_bytes
                 yield f'    show_tensor("{name}", {self.scene.name(g)}, {n_bytes});'
+
+    def _sides(self, op: Op) -> Iterator[str]:
+        """And of the sides of its bends on which the op's results lie, or of the places that a max pool chose."""
+        if not has_bends(op):
+            return
+        n = self.scene.elements(op.creates[0])
+        if op.kind == "edgetrain.max_pool2d.forward":
+            yield f"    show_places({self.scene.name(op.creates[1])}, {n});"
+        else:
+            low, high = map(number, _limits(op))
+            yield f"    show_sides({self.scene.name(op.creates[0])}, {n}, {low}, {high});"
 
     def _declaration(self, graph: Graph, storage: int, name: str, offset: int, over: str | None) -> str:
         dtype = next(t.dtype for t in graph.tensors if t.storage == storage)
@@ -431,12 +445,31 @@ class _Emitter:
             "extern const model_tensor model_tensors[MODEL_TENSORS];",
             "extern const unsigned char model_weights[];",
             "void model_arena(void **data, uint32_t *n_bytes);", "",
-            "/* A debug build (make debug) tells of each gradient as soon as it is there. */",
+            "/* A debug build (make debug) tells of each gradient as soon as it is there; and, where gradients jump,",
+            " * which way each number went: its side of the bends of a ReLU, the place that a max pool chose. */",
             "#ifdef DEBUG_TENSORS",
             "void show_tensor(const char *name, const void *data, uint32_t n_bytes);",
-            "#else", "#define show_tensor(name, data, n_bytes) ((void)0)", "#endif", "", "#endif",
+            "void show_sides(const float *y, uint32_t n, float low, float high);",
+            "void show_places(const uint8_t *where, uint32_t n);",
+            "#else", "#define show_tensor(name, data, n_bytes) ((void)0)",
+            "#define show_sides(y, n, low, high) ((void)0)", "#define show_places(where, n) ((void)0)", "#endif", "",
+            "#endif",
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
+
+
+def has_bends(op: Op) -> bool:
+    """Does its gradient jump? Then a debug build tells which way each number went."""
+    return op.kind == "edgetrain.max_pool2d.forward" or _limits(op) != (-math.inf, math.inf)
+
+
+def _limits(op: Op) -> tuple[Value, ...]:
+    """Between which a result is what comes in."""
+    if op.kind == "edgetrain.relu.forward":
+        return 0.0, math.inf
+    if op.kind in ("edgetrain.clamp.forward", "edgetrain.norm.apply"):
+        return op.args[-2:]
+    return -math.inf, math.inf
 
 
 def _called(graph: Graph, op: Op, call: str, again: bool) -> Called:

@@ -55,6 +55,7 @@ class Run:
     """
     tensors:   everything that a step changes, after the last step, by name, in PyTorch's layout.
     gradients: of a debug build: for each step, by the name of the parameter.
+    sides:     the same for the functions with bends, in the order in which the model calls them (`sides.py`).
     results:   when predicting: one tensor a batch.
     steps_before: done before this run, by one whose copy in flash it started from; losses, gradients: of the rest.
     arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
@@ -75,6 +76,7 @@ class Run:
     calls: tuple[CountedCall, ...] = ()
     steps_before: int = 0
     time_s: float = field(default=0.0, compare=False)
+    sides: tuple[Sequence[torch.Tensor], ...] = field(default=(), compare=False)
 
     @property
     def instructions(self) -> int | None:
@@ -213,14 +215,16 @@ def _read(
     else:
         losses = tuple(np.frombuffer((where / "losses.bin").read_bytes(), dtype=np.float32).tolist())
     gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
+    sides: tuple[Sequence[torch.Tensor], ...] = ()
     if variant not in SILENT and not predict:
         gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), max(steps - before, 0)))
+        sides = tuple(_sides(project, (where / "sides.bin").read_bytes(), max(steps - before, 0)))
     tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
     counted = counts.read(project, built.program, where)
     resident = None if project["emulator"] else _resident_bytes(where / "resident.txt")
     return Run(
         built, losses, tensors, gradients, results, arena, stack, resident, counted.by_function, counted.calls, before,
-        time_s,
+        time_s, sides,
     )  # fmt: skip
 
 
@@ -247,3 +251,14 @@ def _shown(project: dict[str, Any], data: bytes, steps: int) -> Iterator[Mapping
             found[name] = from_memory(data[at + 4 : at + 4 + n_bytes], shapes[name], "float32")
             at += 4 + n_bytes
         yield found
+
+
+def _sides(project: dict[str, Any], data: bytes, steps: int) -> Iterator[Sequence[torch.Tensor]]:
+    at = 0
+    for _ in range(steps):
+        found: dict[int, torch.Tensor] = {}
+        for told in project["sides"]:
+            n_bytes = int(np.prod(told["shape"], dtype=np.int64))
+            found[told["call"]] = from_memory(data[at : at + n_bytes], told["shape"], "uint8")
+            at += n_bytes
+        yield [found[call] for call in sorted(found)]

@@ -30,7 +30,7 @@ from torch import nn
 from edgetrain.errors import UserError
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
-from edgetrain.firmware.emit import Called, Lasting, Part, emit, labels_of, lasting_tensors
+from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
 from edgetrain.firmware.fit import infeasible, own_bytes, require_flash
 from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
@@ -44,7 +44,7 @@ from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.validate import validate
 
-SCHEMA = 2
+SCHEMA = 3
 # The most that the optimizer's settings take for each group, and what else of a run a copy holds beside its tensors.
 _SETTINGS_BYTES, _RUN_BYTES = 64, 8
 
@@ -322,8 +322,17 @@ def _described(
         "inputs": [tensor(item) for item in lasting if item.role == "input"],
         "tensors": [tensor(item) for item in lasting if item.changes and item.role != "input"],
         "gradients": shown,
+        "sides": _sides(step),
         "calls": [asdict(call) for call in calls],
     }
+
+
+def _sides(step: Part) -> list[dict[str, Any]]:
+    """What a debug build tells of functions with bends, in its order. call: of those functions, as the model does."""
+    graph = step.graph
+    calls = [n for n, op in enumerate(graph.ops) if has_bends(op)]
+    told = [op for op in dict.fromkeys(step.plan.order) if op in calls]
+    return [{"call": calls.index(op), "shape": list(graph.tensors[graph.ops[op].creates[0]].shape)} for op in told]
 
 
 _KEPT = """
@@ -351,7 +360,7 @@ Plan: {plan.planner}, {len(plan.order)} ops, {len(plan.recomputed)} of them comp
 | two copies of what changes, in flash | {project.kept_bytes} |
 
     make            build/firmware
-    make debug      the same, which writes every gradient to shown.bin
+    make debug      the same, which writes every gradient to shown.bin, and sides of ReLUs to sides.bin
     make sanitize   with the address and undefined-behaviour sanitizers (Linux)
     make fast       build/firmware_fast: vectors, and all cores (Linux); FIRMWARE_THREADS=2 for so many threads
 

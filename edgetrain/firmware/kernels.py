@@ -127,7 +127,8 @@ _RESERVED = {
     "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while", "main", "arena",
     "weights", "settings", "step_number", "train_step", "predict", "model_init", "model_tensors", "BATCH", "NULL",
     "memcpy", "memset", "memcmp", "INFINITY", "NAN", "bool", "complex", "asm", "typeof", "model_seed",
-    "model_weights", "model_inputs", "model_arena", "show_tensor", "labels_in_range",
+    "model_weights", "model_inputs", "model_arena", "show_tensor", "show_sides", "show_places",
+    "labels_in_range",
     *(name for name in dir(math) if name[0] != "_"), "abs", "labs", "div", "round", "index", "signal", "exit", "abort",
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ Out: `Row`s: the error of each tensor in the firmware, and the error of PyTorch'
 
 One run of PyTorch is one draw of a random error, and may be lucky: so there are several, with the same sums in another
 order. And rounding decides on which side of a ReLU's bend an activation lies that is next to it: so each float64 run
-takes the sides of the run that it is held against. `references.py` has both, and says how sides are known.
+takes the sides of the run that it is held against; a debug build tells its own. `references.py` has both.
 
 Dropout draws its masks otherwise than PyTorch does: a model that has it is compared by its parts, not here.
 """
@@ -26,7 +26,7 @@ from torch import nn
 from edgetrain.errors import EdgetrainError
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
-from edgetrain.firmware.references import FACTOR, Batch, References, Tensors
+from edgetrain.firmware.references import FACTOR, Batch, Found, References, Tensors
 
 _EPS = torch.finfo(torch.float32).eps
 
@@ -94,14 +94,28 @@ def rows_of(
 
     The tensors after the last step of each. shown: the steps whose gradients are compared; by default the same ones.
     """
-    longest, shown = runs[max(runs)], runs if shown is None else shown
-    rows: list[Row] = []
-    for step, batch in enumerate(batches[: max(runs)], 1):
-        references.step(batch, longest.gradients[step - 1] if longest.gradients else None)
-        if longest.gradients and step in shown:
-            rows += _rows("gradient", step, longest.gradients[step - 1], references.gradients())
-        if step in runs:
-            rows += _rows("tensor", step, runs[step].tensors, references.tensors())
+    (rows,) = rows_of_each([runs], references, batches, shown=shown)
+    return rows
+
+
+def rows_of_each(
+    programs: Sequence[Mapping[int, Run]],
+    references: References,
+    batches: Sequence[Batch],
+    *,
+    shown: Container[int] | None = None,
+) -> list[list[Row]]:
+    """The same for several programs, with the same numbers of steps: PyTorch runs once for all of them."""
+    steps = programs[0].keys()
+    longest = [runs[max(steps)] for runs in programs]
+    rows: list[list[Row]] = [[] for _ in programs]
+    for step, batch in enumerate(batches[: max(steps)], 1):
+        references.step(batch, [run.sides[step - 1] if run.sides else None for run in longest])
+        for n, (runs, run) in enumerate(zip(programs, longest, strict=True)):
+            if run.gradients and step in (steps if shown is None else shown):
+                rows[n] += _rows("gradient", step, run.gradients[step - 1], references.gradients(), n)
+            if step in steps:
+                rows[n] += _rows("tensor", step, runs[step].tensors, references.tensors(), n)
     return rows
 
 
@@ -111,11 +125,11 @@ def require_right(rows: Sequence[Row]) -> None:
         raise WrongNumbers(wrong)
 
 
-def _rows(what: str, step: int, found: Tensors, known: tuple[Tensors, list[tuple[Tensors, Tensors]]]) -> Iterator[Row]:
-    exact, pairs = known
+def _rows(what: str, step: int, found: Tensors, known: Found, program: int) -> Iterator[Row]:
+    exact = known.exact[program]
     for name, value in found.items():
         if name in exact:
-            own = max(_furthest(single[name], double[name]) for single, double in pairs)
+            own = max(_furthest(single[name], double[name]) for single, double in known.pairs)
             scale = _furthest(exact[name], torch.zeros_like(exact[name]))
             yield Row(what, name, step, _furthest(value, exact[name]), own, scale)
 

@@ -1,9 +1,9 @@
 """PyTorch's own runs of a training step in float32, and float64 beside each of them.
 
-In:  model, loss, optimizer; then one batch after another, with the gradients that the firmware made of it.
+In:  model, loss, optimizer; then one batch after another, with the sides of bends that the firmware took.
 Out: after each step the gradients and tensors of the firmware's float64 run, and of each pair
 
-    float32, float64      several times: other kernels, another layout in memory, the samples in reverse
+    float32, float64      several times: the same sums, each time in another order (`Way`)
 
 A ReLU passes a gradient on or does not, by the sign of a number. Of a million of them some lie so near to zero that
 rounding decides, and then a program as exact as another has another gradient: not by an error of rounding, but by all
@@ -12,10 +12,9 @@ of that activation; and from then on, other weights. So a float64 run takes the 
     float64 of its own   ───────────●──┼────────────
     float32              ──────────────┼─●──────────      the float64 run counts it as right of the bend, too
 
-Of PyTorch's runs all activations are known, and with them the sides. Of the firmware gradients are: where they are too
-far off, the activations that are undecided (nearer to a bend than FACTOR × float32's own error there) are tried on
-their other side, nearest first, and each stays there if that explains what the firmware found. A wrong kernel is not
-explained so. A max pool has bends too, where the second largest of a window is near to the largest.
+Of PyTorch's runs the activations are seen; the firmware's debug build tells of its sides (`sides.py`). It is believed
+only where the activation of its float64 run is nearer to the bend than FACTOR × float32's own error there: what is
+further off is the firmware's error, and shows as one. Runs share one float64 run as long as they share its sides.
 """
 
 from __future__ import annotations
@@ -31,118 +30,104 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from edgetrain.errors import InternalError
+from edgetrain.firmware.sides import Pair, Seen, Sided, Ways
+
 FACTOR = 4.0
-MOST_TRIED = 64
+SMALL_PLACES = 64  # of an image, up to which a depthwise convolution is faster by its taps
 Batch = Sequence[torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Loss = Callable[..., torch.Tensor]
-_EPS = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a float32 run is made unlike the others: kernels, layout in memory, order of the samples."""
+    """How a float32 run is made unlike the others: kernels, layout in memory; shuffle: a seed for the order of samples,
+    units and channels within each layer, and for whether its images lie on their side. None: as they come."""
 
     onednn: bool = True
     channels_last: bool = False
-    reverse: bool = False
+    shuffle: int | None = None
 
 
-WAYS = (Way(), Way(onednn=False), Way(channels_last=True), Way(reverse=True), Way(onednn=False, reverse=True))
+# Each is another draw of float32's rounding: in a net of dense layers too, where kernels and layout change nothing.
+WAYS = (
+    Way(), Way(shuffle=1), Way(channels_last=True, shuffle=2), Way(shuffle=4), Way(channels_last=True, shuffle=6),
+    Way(onednn=False, shuffle=3), Way(onednn=False, shuffle=8), Way(shuffle=5),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """An activation that rounding may put on the other side: call: of the functions with bends, counted in a pass.
-    bend: 0 the lower, 1 the upper one. place: in the result, counted flat."""
+class Found:
+    """exact: float64 for each program of the firmware. pairs: each of PyTorch's float32 runs, and float64 beside it."""
 
-    call: int
-    bend: int
-    place: int
+    exact: list[Tensors]
+    pairs: list[tuple[Tensors, Tensors]]
 
 
 class References:
-    """All runs side by side, step by step. turned: activations that the firmware evidently has on their other side."""
+    """All runs side by side, step by step. programs: how many of the firmware are held against them, such as the scalar
+    and the vectorised one. Of each, turned: activations on another side of a bend than float64 would have them, over
+    all steps; refused: those of them that rounding does not explain."""
 
-    def __init__(self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, *, programs: int = 1,
+        ways: Sequence[Way] = WAYS,
+    ) -> None:  # fmt: skip
         self._loss = loss
-        self._exact = _Twin(model, optimizer, torch.float64)
-        ways = [(way, Way(reverse=way.reverse)) for way in WAYS]
-        self._pairs = [
-            (_Twin(model, optimizer, torch.float32, way), _Twin(model, optimizer, torch.float64, same))
-            for way, same in ways
-        ]
-        self.turned = 0
+        self._plain = _Twin(model, optimizer, torch.float64)
+        self._singles = [_Twin(model, optimizer, torch.float32, way) for way in ways]
+        self._doubles: list[_Twin | None] = [None] * (len(ways) + programs)  # None: as `_plain`
+        self.turned, self.refused = [0] * programs, [0] * programs
 
-    def step(self, batch: Batch, found: Tensors | None = None) -> None:
-        """found: the firmware's gradients of this step."""
-        off: list[float] = []
-        for single, double in self._pairs:
-            seen = _Seen()
-            with seen:
-                single.backward(self._loss, batch)
-            sided = _Sided(like=seen.values)
-            with sided:
-                double.backward(self._loss, batch)
-            now = [_furthest(a, b) for a, b in zip(seen.values, sided.values, strict=True)]
-            off = [max(pair) for pair in zip(off or now, now, strict=True)]
-        self._follow(batch, found, off)
-        for twin in (self._exact, *(twin for pair in self._pairs for twin in pair)):
-            twin.optimizer.step()
+    def step(self, batch: Batch, taken: Sequence[Ways | None]) -> None:
+        """taken: by each program, the ways of this step; None where they are not known: float64's own."""
+        before = {name: value.clone() for name, value in self._plain.model.named_buffers()}
+        plain = self._plain.backward(self._loss, batch, Seen())
+        off = [0.0] * len(plain.values)
+        for n, single in enumerate(self._singles):
+            seen = single.backward(self._loss, batch, Seen())
+            beside = self._beside(n, batch, plain, before, Sided(seen.ways))
+            off = [max(o, _furthest(a, b)) for o, a, b in zip(off, seen.values, beside.values, strict=True)]
+        for program, ways in enumerate(taken):
+            given = plain.ways if ways is None else ways
+            if len(given) != len(off):
+                raise InternalError(f"the firmware has {len(given)} functions with bends, the model {len(off)}")
+            sided = Sided(given, [FACTOR * o for o in off])
+            self._beside(len(self._singles) + program, batch, plain, before, sided)
+            self.turned[program] += sided.differing
+            self.refused[program] += sided.refused
+        for twin in (self._plain, *self._singles, *self._doubles):
+            if twin is not None:
+                twin.optimizer.step()
 
-    def gradients(self) -> tuple[Tensors, list[tuple[Tensors, Tensors]]]:
-        """Of the last step: float64 for the firmware; float32 and float64 of each pair."""
-        return self._exact.gradients, [(a.gradients, b.gradients) for a, b in self._pairs]
+    def _beside(self, n: int, batch: Batch, plain: Seen, before: Tensors, sided: Sided) -> Seen:
+        """The float64 run beside run n, with its sides; a run of its own from the first step on which needs it."""
+        double = self._doubles[n]
+        if double is None:
+            if all(map(torch.equal, plain.ways, sided.given)):
+                return plain
+            double = self._doubles[n] = copy.deepcopy(self._plain)
+            double.model.load_state_dict(before, strict=False)  # this step's pass has changed statistics
+        return double.backward(self._loss, batch, sided)
 
-    def tensors(self) -> tuple[Tensors, list[tuple[Tensors, Tensors]]]:
+    def gradients(self) -> Found:
+        """Of the last step."""
+        return self._found(lambda twin: twin.gradients)
+
+    def tensors(self) -> Found:
         """After the last step."""
-        return self._exact.tensors(), [(a.tensors(), b.tensors()) for a, b in self._pairs]
+        return self._found(_Twin.tensors)
 
-    def _follow(self, batch: Batch, found: Tensors | None, off: Sequence[float]) -> None:
-        """The float64 run for the firmware, with the sides that explain its gradients."""
-        buffers = {name: value.clone() for name, value in self._exact.model.named_buffers()}
-
-        def tried(turned: frozenset[Side]) -> list[Side]:
-            self._exact.model.load_state_dict(buffers, strict=False)  # a pass changes running statistics
-            sided = _Sided(off=[FACTOR * value for value in off], turned=turned)
-            with sided:
-                self._exact.backward(self._loss, batch)
-            return sided.undecided()
-
-        undecided, turned = tried(frozenset()), frozenset[Side]()
-        if found is None:
-            return
-        own = self._own()
-        best, last = _distances(found, self._exact.gradients, own), turned
-        for side in undecided[:MOST_TRIED]:
-            if max(best, default=0.0) <= FACTOR:
-                break
-            last = turned | {side}
-            tried(last)
-            now = _distances(found, self._exact.gradients, own)
-            if sum(d * d for d in now) < sum(d * d for d in best):
-                best, turned = now, last
-        if last != turned:
-            tried(turned)
-        self.turned += len(turned)
-
-    def _own(self) -> dict[str, float]:
-        """Float32's own error in each gradient of this step, and no less than a rounding of its largest number."""
-        own: dict[str, float] = {}
-        for single, double in self._pairs:
-            for name, right in double.gradients.items():
-                spacing = _EPS / 2 * float(right.abs().max()) if right.numel() else 0.0
-                own[name] = max(own.get(name, 0.0), _furthest(single.gradients[name], right), spacing)
-        return own
+    def _found(self, of: Callable[[_Twin], Tensors]) -> Found:
+        plain = of(self._plain)
+        doubles = [plain if double is None else of(double) for double in self._doubles]
+        singles = [of(single) for single in self._singles]
+        return Found(doubles[len(singles) :], list(zip(singles, doubles, strict=False)))
 
 
 def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
-
-
-def _distances(found: Tensors, exact: Tensors, own: Mapping[str, float]) -> list[float]:
-    """How far each gradient is off, in errors that float32 has itself."""
-    return [_furthest(value, exact[name]) / (own[name] or 1.0) for name, value in found.items() if name in own]
 
 
 class _Twin:
@@ -164,17 +149,21 @@ class _Twin:
         self.dtype = dtype
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def backward(self, loss: Loss, batch: Batch) -> None:
+    def backward(self, loss: Loss, batch: Batch, seen: Seen) -> Seen:
         self.optimizer.zero_grad()
+        given = [self._given(t) for t in batch]
+        order = _ByTaps() if self.dtype == torch.float64 else _order(self.way)
+        with _kernels(self.way), order, seen:
+            value = loss(self.model, *given)
         with _kernels(self.way):
-            loss(self.model, *(self._given(t) for t in batch)).backward()
+            value.backward()
         self.gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        return seen
 
     def _given(self, value: torch.Tensor) -> torch.Tensor:
-        value = value.to(self.dtype) if value.is_floating_point() else value
-        value = value.flip(0) if self.way.reverse else value
         if not value.is_floating_point():
             return value
+        value = value.to(self.dtype)
         images = self.way.channels_last and value.dim() == 4
         value = value.contiguous(memory_format=torch.channels_last) if images else value
         # PyTorch's group norm crashes in channels-last where its weights have a gradient and its input has none.
@@ -198,111 +187,79 @@ def _kernels(way: Way) -> Iterator[None]:
         torch.backends.mkldnn.set_flags(_enabled=before, _fp32_precision=None)
 
 
-# ---- sides
+# ---- other orders of the same sums
 
 
-_RELU = {F.relu, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
-_CLAMP = {F.relu6, F.hardtanh, F.hardtanh_}
-_MAX_POOL = {F.max_pool2d, torch.max_pool2d}
-Pair = int | tuple[int, ...]
+def _order(way: Way) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if way.shuffle is None else _Shuffled(way.shuffle)
 
 
-class _Seen(TorchFunctionMode):
-    """values: what goes into each function that has bends, in the order of their calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: list[torch.Tensor] = []
+class _ByTaps(TorchFunctionMode):
+    """Depthwise convolutions of small images, all channels at once: in float64 PyTorch takes one after the other."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _RELU or func in _CLAMP or func in _MAX_POOL:
-            self.values.append(args[0].detach().clone())
+        if func is F.conv2d and len(args) == 7 and not kwargs and not isinstance(args[4], str):
+            x, w, bias, stride, padding, dilation, groups = args
+            if x.dim() == 4 and groups == x.shape[1] == w.shape[0] and x.shape[2] * x.shape[3] <= SMALL_PLACES:
+                taps = F.unfold(x, w.shape[2:], dilation, padding, stride).unflatten(1, (groups, -1))
+                shape = F.conv2d(x.to("meta"), w.to("meta"), None, *args[3:]).shape
+                y = (taps * w.reshape(groups, -1, 1)).sum(2).reshape(shape)
+                return y if bias is None else y + bias[:, None, None]
         return func(*args, **(kwargs or {}))
 
 
-class _Sided(_Seen):
-    """The sides of activations are those of another run (`like`); or their own, but for those that are `turned`.
+class _Shuffled(TorchFunctionMode):
+    """Dense layers, convolutions and norms get what they work on in another order, and give it back in the old one.
 
-    off: for each call, how near to a bend an activation is undecided. What is exactly at a bend is there by design.
+    A net whose units stand in another order is the same function; its sums, forward and backward, are rounded anew.
     """
 
-    def __init__(
-        self,
-        *,
-        like: Sequence[torch.Tensor] | None = None,
-        off: Sequence[float] | None = None,
-        turned: frozenset[Side] = frozenset(),
-    ) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self._like, self._off, self._turned = like, off, turned
-        self._near: list[tuple[float, Side]] = []
-
-    def undecided(self) -> list[Side]:
-        """Nearest first, in parts of what is near."""
-        return [side for _, side in sorted(self._near, key=lambda item: item[0])]
+        self._draw, self._aside = torch.Generator().manual_seed(seed), seed % 2 == 1
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in _RELU and func not in _CLAMP and func not in _MAX_POOL:
-            return func(*args, **kwargs)
-        self.values.append(args[0].detach())
-        by = args[0].detach() if self._like is None else self._like[len(self.values) - 1]
-        if func in _MAX_POOL:
-            return self._pool(_windows(*args, **kwargs), _windows(by, *args[1:], **kwargs))
-        return self._bend(args[0], by, *_bounds(func, args, kwargs))
+        if func is F.linear and args[0].dim() > 1:
+            return self._linear(*args, **kwargs)
+        if func is F.conv2d and args[0].dim() == 4:
+            return self._conv2d(*args, **kwargs)
+        if func in (F.batch_norm, F.group_norm):
+            samples = self._any(args[0].shape[0])
+            y = func(self._turned(args[0].index_select(0, samples)), *args[1:], **kwargs)
+            return self._turned(y).index_select(0, samples.argsort())
+        return func(*args, **kwargs)
 
-    def _bend(self, x: torch.Tensor, by: torch.Tensor, low: float, high: float) -> torch.Tensor:
-        above = self._side(0, by > low, (by - low).abs())
-        below = self._side(1, by < high, (by - high).abs())
-        return torch.where(above, torch.where(below, x, high), low)
+    def _linear(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        samples, inputs, outputs = map(self._any, (x.shape[0], w.shape[1], w.shape[0]))
+        x, w = x.index_select(0, samples).index_select(-1, inputs), w.index_select(0, outputs).index_select(1, inputs)
+        y = F.linear(x, w, None if bias is None else bias.index_select(0, outputs))
+        return y.index_select(-1, outputs.argsort()).index_select(0, samples.argsort())
 
-    def _pool(self, windows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        values, places = by.topk(min(2, by.shape[2]), dim=2)
-        first = torch.ones_like(places[:, :, 0], dtype=torch.bool)
-        first = self._side(0, first, (values[:, :, 0] - values[:, :, -1]) / 2)  # each of the two may be off
-        return windows.gather(2, torch.where(first, places[:, :, 0], places[:, :, -1])[:, :, None])[:, :, 0]
+    def _conv2d(
+        self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, stride: Pair = 1,
+        padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1,
+    ) -> torch.Tensor:  # fmt: skip
+        samples = self._any(x.shape[0])
+        inputs, outputs = (self._any(n) if groups == 1 else torch.arange(n) for n in (w.shape[1], w.shape[0]))
+        x, w = x.index_select(0, samples), w.index_select(0, outputs).index_select(1, inputs)
+        x = x.index_select(1, inputs) if groups == 1 else x
+        bias = None if bias is None else bias.index_select(0, outputs)
+        steps: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+        steps = {name: self._pair(value) for name, value in steps.items()}
+        y = self._turned(F.conv2d(self._turned(x), self._turned(w), bias, groups=groups, **steps))
+        return y.index_select(1, outputs.argsort()).index_select(0, samples.argsort())
 
-    def _side(self, bend: int, side: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        if self._off is None:
-            return side
-        call = len(self.values) - 1
-        off, flat = self._off[call], distance.flatten()
-        near = ((flat > 0) & (flat <= off)).nonzero()[:, 0].tolist()
-        self._near += [(float(flat[place]) / off, Side(call, bend, place)) for place in near]
-        places = [turned.place for turned in self._turned if (turned.call, turned.bend) == (call, bend)]
-        other = side.flatten().clone()
-        other[places] = ~other[places]
-        return other.reshape(side.shape)
+    def _any(self, n: int) -> torch.Tensor:
+        return torch.randperm(n, generator=self._draw)
 
+    def _turned(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows as columns. Turned twice it is as before."""
+        return x.transpose(2, 3).contiguous() if self._aside and x.dim() == 4 else x
 
-def _bounds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[float, float]:
-    """Below and above which an activation passes nothing on."""
-    if func in _RELU:
-        return 0.0, float("inf")
-    if func is F.relu6:
-        return 0.0, 6.0
-    given = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | dict(kwargs)
-    return float(given.get("min_val", -1.0)), float(given.get("max_val", 1.0))
-
-
-def _windows(
-    x: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """What a max pool chooses from: [B, C, places of a window, P, Q]."""
-    pooled = F.max_pool2d(x.detach(), kernel_size, stride, padding, dilation, ceil_mode)
-    kernel, pad, far = _pair(kernel_size), _pair(padding), _pair(dilation)
-    steps = _pair(stride or kernel_size)
-    need = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(pooled.shape[2:], steps, far, kernel, strict=True)]
-    after = [max(n - size - p, 0) for n, size, p in zip(need, x.shape[2:], pad, strict=True)]
-    wide = F.pad(x, (pad[1], after[1], pad[0], after[0]), value=-float("inf"))[:, :, : need[0], : need[1]]
-    found = F.unfold(wide, kernel, far, 0, steps)
-    return found.reshape(*x.shape[:2], kernel[0] * kernel[1], *pooled.shape[2:])
-
-
-def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    def _pair(self, value: Pair | str) -> Pair | str:
+        return tuple(reversed(value)) if self._aside and isinstance(value, tuple) else value

@@ -15,29 +15,12 @@ from edgetrain.firmware.export import Project
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
 from edgetrain.zoo.models.autoencoder import autoencoder
-from edgetrain.zoo.models.ds_cnn import ds_cnn
-from edgetrain.zoo.models.lenet import lenet
-from edgetrain.zoo.models.minilearn import (
-    CIFAR_SHAPE,
-    HAR_SHAPE,
-    KWS_SHAPE,
-    minilearn_cifar,
-    minilearn_har,
-    minilearn_kws,
-)  # fmt: skip
-from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
+from edgetrain.zoo.small import SMALL, Batch
+from edgetrain.zoo.small import Net as Net
+from edgetrain.zoo.tasks import classify_loss
 
-Batch = tuple[torch.Tensor, ...]
-Loss = Callable[..., torch.Tensor]
+cross_entropy = classify_loss
 Optimizers = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-
-
-def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(x), y)
-
-
-def reconstruction(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(model(x), x)
 
 
 class Everything(nn.Module):
@@ -95,43 +78,14 @@ def frozen() -> nn.Module:
     return model
 
 
-def narrow_mobilenet() -> nn.Module:
-    model = mobilenet_v2(width=0.35, classes=10, input_size=64)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
-
-
-@dataclass(frozen=True)
-class Net:
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    classes: int | None = None  # None: it reconstructs its input
-    samples: int = 4
-
-    @property
-    def loss(self) -> Loss:
-        return reconstruction if self.classes is None else cross_entropy
-
-    def batch(self) -> Batch:
-        x = torch.randn(self.samples, *self.shape)
-        return (x,) if self.classes is None else (x, torch.randint(0, self.classes, (self.samples,)))
-
-
 NETS = {
-    "lenet": Net(lenet, (1, 28, 28), 10),
+    **SMALL,
     "autoencoder": Net(lambda: autoencoder(width=0.25), (1, 28, 28)),
     "mlp": Net(lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3)), (12,), 3),
     "tiny_cnn": Net(tiny_cnn, (1, 10, 10), 3, samples=2),
-    "ds_cnn": Net(ds_cnn, (1, 49, 10), 12),
-    "minilearn_kws": Net(minilearn_kws, KWS_SHAPE, 12),
-    "minilearn_cifar": Net(minilearn_cifar, CIFAR_SHAPE, 10),
-    "minilearn_har": Net(minilearn_har, HAR_SHAPE, 6),
     "everything": Net(Everything, (3, 17, 16), 5),
     "wide_depthwise": Net(wide_depthwise, (3, 11, 13), 3),
     "frozen": Net(frozen, (3, 16, 16), 5),
-    "mobilenet_v2": Net(narrow_mobilenet, (3, 64, 64), 10, samples=4),
 }
 
 

@@ -62,6 +62,7 @@ def test_a_board_gives_the_same_bits_as_this_machine(
     assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
     for step in range(STEPS):
         assert all(torch.equal(value, expected.gradients[step][name]) for name, value in run.gradients[step].items())
+        assert all(map(torch.equal, run.sides[step], expected.sides[step]))
     # Memory: predicted by the plan, linked, and measured by paint.
     live = made.plan.peak_bytes - made.plan.persistent_bytes
     assert run.built.sections[".arena"] == run.arena_used_bytes == made.project.arena_bytes == live

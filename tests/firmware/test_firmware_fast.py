@@ -98,9 +98,10 @@ def compared(made: Made, steps: int, variant: Variant = "fast_debug") -> tuple[R
 @pytest.mark.parametrize(
     ("net", "optimizer", "steps"),
     [
-        (NETS["lenet"], sgd, 10), (NETS["everything"], adam, 2), (SHAPES, nesterov, 2), (SEPARABLE, plain_sgd, 1),
+        (NETS["lenet"], sgd, 10), (NETS["ds_cnn"], sgd, 3), (NETS["everything"], adam, 2), (SHAPES, nesterov, 2),
+        (SEPARABLE, plain_sgd, 1),
     ],
-    ids=["lenet", "everything", "shapes", "separable"],
+    ids=["lenet", "ds_cnn", "everything", "shapes", "separable"],
 )  # fmt: skip
 def test_every_gradient_and_every_tensor_is_as_exact_as_pytorch(
     net: Net, optimizer: Optimizers, steps: int, tmp_path: Path

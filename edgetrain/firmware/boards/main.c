@@ -5,6 +5,8 @@
  *     results.bin   out:  when predicting, the results of each batch
  *     trained.bin   out:  everything that a step changes, in the order of model_tensors
  *     shown.bin     out:  of a debug build: each gradient of each step, after the number of its bytes
+ *     sides.bin     out:  of a debug build: for each ReLU and its like, one byte a number, 0 at or below its lower bend,
+ *                         2 at or above its upper one, else 1; for a max pool, the place in each window
  *     report.bin    out:  steps done in all, bytes of the arena and of the stack that were used, steps done before
  *
  * Where the model keeps copies in flash, it starts from the newest whole one, and the batches of the steps that it has
@@ -58,13 +60,31 @@ static void read_batch_or_end(int file)
 }
 
 #ifdef DEBUG_TENSORS
-static int shown = -1;
+static int shown = -1, sides = -1;
 
 void show_tensor(const char *name, const void *data, uint32_t n_bytes)
 {
     (void)name;
     write_or_end(shown, &n_bytes, sizeof n_bytes);
     write_or_end(shown, data, n_bytes);
+}
+
+void show_sides(const float *y, uint32_t n, float low, float high)
+{
+    uint8_t some[64];
+    uint32_t filled = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        some[filled++] = y[i] >= high ? 2 : y[i] > low ? 1 : 0;
+        if (filled == sizeof some || i + 1 == n) {
+            write_or_end(sides, some, filled);
+            filled = 0;
+        }
+    }
+}
+
+void show_places(const uint8_t *where, uint32_t n)
+{
+    write_or_end(sides, where, n);
 }
 #endif
 
@@ -166,6 +186,7 @@ int main(void)
     const int out = open_or_end(given.what == TRAIN ? "losses.bin" : "results.bin", OPEN_NEW);
 #ifdef DEBUG_TENSORS
     shown = open_or_end("shown.bin", OPEN_NEW);
+    sides = open_or_end("sides.bin", OPEN_NEW);
 #endif
     model_init();
     board_values_copied();
@@ -182,6 +203,7 @@ int main(void)
     board_close(out);
 #ifdef DEBUG_TENSORS
     board_close(shown);
+    board_close(sides);
 #endif
     const uint32_t report[4] = {step_number, arena_used(), board_stack_used(), before};
     write_trained();
