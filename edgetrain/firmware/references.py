@@ -121,12 +121,12 @@ class References:
         own = self._own()
         best, last = _distances(found, self._exact.gradients, own), turned
         for sides in undecided[:MOST_TRIED]:
-            if max(best, default=0.0) <= FACTOR:
+            if max((float(d.max()) for d in best if d.numel()), default=0.0) <= FACTOR:
                 break
             last = turned | sides
             tried(last)
             now = _distances(found, self._exact.gradients, own)
-            if sum(d * d for d in now) < sum(d * d for d in best):
+            if sum(float((d * d).sum()) for d in now) < sum(float((d * d).sum()) for d in best):
                 best, turned = now, last
         if last != turned:
             tried(turned)
@@ -146,9 +146,10 @@ def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
 
-def _distances(found: Tensors, exact: Tensors, own: Mapping[str, float]) -> list[float]:
-    """How far each gradient is off, in errors that float32 has itself."""
-    return [_furthest(value, exact[name]) / (own[name] or 1.0) for name, value in found.items() if name in own]
+def _distances(found: Tensors, exact: Tensors, own: Mapping[str, float]) -> list[torch.Tensor]:
+    """How far each number of each gradient is off, in errors that float32 has itself. Of each number: one that is far
+    off must not hide that others have been explained."""
+    return [(value.double() - exact[name]).abs() / (own[name] or 1.0) for name, value in found.items() if name in own]
 
 
 class _Twin:
