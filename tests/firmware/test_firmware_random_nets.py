@@ -22,7 +22,7 @@ from edgetrain.firmware.parity import WrongNumbers
 
 # What fails is not made smaller: each example is a build.
 many = settings(
-    max_examples=int(os.environ.get("EDGETRAIN_NETS", "40")),
+    max_examples=int(os.environ.get("EDGETRAIN_NETS", "50")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
@@ -48,11 +48,12 @@ def one_number() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 1, bias=False), nn.Linear(1, 5, bias=False))
 
 
-def all_alike() -> nn.Module:
-    """The norm's mean is every one of its values, if it is not rounded: five runs of PyTorch have no error at all."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Sigmoid(), nn.Linear(3, 5))
-    nn.init.zeros_(model[1].weight)
-    return model
+def few_numbers() -> nn.Module:
+    """A norm of two numbers: what flows back is small, a difference of large ones, and PyTorch's runs are all lucky."""
+    return nn.Sequential(
+        nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2), nn.ReLU(),
+        nn.Linear(2, 5),
+    )  # fmt: skip
 
 
 def wide_border() -> nn.Module:
@@ -66,8 +67,8 @@ def wide_border() -> nn.Module:
 # What random nets have found: in the generator, or in the yardstick.
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "net", [Net(one_number, (1, 2, 2), 5, 1), Net(all_alike, (1, 2, 2), 5, 3), Net(wide_border, (1, 4, 4), 5, 3)],
-    ids=["one number", "all alike", "wide border"],
+    "net", [Net(one_number, (1, 2, 2), 5, 1), Net(few_numbers, (2, 8, 8), 5, 2), Net(wide_border, (1, 4, 4), 5, 3)],
+    ids=["one number", "few numbers", "wide border"],
 )  # fmt: skip
 def test_nets_that_were_found(net: Net, seed: int) -> None:
     check(net, plain_sgd, seed, "sanitize")
