@@ -23,7 +23,8 @@ test-firmware: $(VENV)/.test
 test-rest: $(VENV)/.test
 	$(BIN)/pytest --ignore tests/firmware
 
-# What takes longer than CI may: hundreds of kills, thousands of random programs. The result is kept and names the commit.
+# What takes longer than CI may: hundreds of kills and random nets, thousands of random programs. The result is kept and
+# names the commit of each test.
 soak: $(VENV)/.test
 	$(BIN)/python benchmarks/soak.py
 

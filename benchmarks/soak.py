@@ -1,8 +1,9 @@
-"""What takes longer than CI may: the kill test and the random programs, many times over.
+"""What takes longer than CI may: the kill test, the random programs and the random nets, many times over.
 
-    python benchmarks/soak.py [--kills N] [--examples N]     keeps its result in benchmarks/results/soak.json
+    python benchmarks/soak.py [--kills N] [--examples N] [--nets N] [--only TEXT]
 
-The tests are those of `make test`; environment variables turn them up. The kept result names the commit.
+The tests are those of `make test`; environment variables turn them up. `benchmarks/results/soak.json` keeps a row for
+each test, with its commit: of the last time that it ran, so that one test can be run again by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edgetrain.measure.record import new_record
 
@@ -27,25 +30,35 @@ TESTS = (
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
     "tests/firmware/test_firmware_random_nets.py",
-    "tests/firmware/test_firmware_fast.py",
 )
+KEPT = ROOT / "benchmarks/results/soak.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500, help="how often a training process is killed")
     parser.add_argument("--examples", type=int, default=5000, help="how many random programs are captured and run")
+    parser.add_argument("--nets", type=int, default=250, help="how many random nets run as firmware, each way")
+    parser.add_argument("--only", default="", help="only the tests with this in their names")
     given = parser.parse_args()
-    turned_up = {"EDGETRAIN_KILLS": str(given.kills), "EDGETRAIN_EXAMPLES": str(given.examples)}
-    rows = []
-    for test in TESTS:
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", test], cwd=ROOT, env={**os.environ, **turned_up})
-        rows.append({"test": test, "passed": done.returncode == 0, "seconds": round(time.monotonic() - began)})
-    record = new_record(sys.argv)
-    result = {"commit": record.commit, "dirty": record.dirty, "created": record.created, **vars(given), "tests": rows}
-    (ROOT / "benchmarks/results/soak.json").write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(not all(row["passed"] for row in rows))
+    turned_up = {"kills": given.kills, "examples": given.examples, "nets": given.nets}
+    asked = [_ran(test, turned_up) for test in TESTS if given.only in test]
+    kept = {row["test"]: row for row in [*_kept(), *asked]}
+    KEPT.write_text(json.dumps({"tests": [kept[test] for test in TESTS if test in kept]}, indent=1) + "\n")
+    sys.exit(not all(row["passed"] for row in asked))
+
+
+def _ran(test: str, turned_up: Mapping[str, int]) -> dict[str, Any]:
+    began, record = time.monotonic(), new_record(sys.argv)
+    environment = os.environ | {f"EDGETRAIN_{name.upper()}": str(n) for name, n in turned_up.items()}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", test], cwd=ROOT, env=environment)
+    about = {"commit": record.commit, "dirty": record.dirty, "created": record.created}
+    passed, seconds = done.returncode == 0, round(time.monotonic() - began)
+    return {"test": test, "passed": passed, "seconds": seconds, **turned_up, **about}
+
+
+def _kept() -> list[dict[str, Any]]:
+    return list(json.loads(KEPT.read_text())["tests"]) if KEPT.exists() else []
 
 
 if __name__ == "__main__":

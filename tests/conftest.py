@@ -2,7 +2,8 @@
 
 `tests/graph/plain.py` (the same training in plain PyTorch), `tests/graph/nets.py` (small nets of every kind) and
 `tests/graph/paged.py` (plans that page, disks that fail) are read by the tests of several folders.
-`tests/report/profiles.py` makes the profile run that tests of reports share.
+`tests/report/profiles.py` makes the profile run that tests of reports share, `tests/firmware/kept_objects.py` keeps the
+kernels that tests of firmware share.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("EDGETRAIN_NO_SKIPS"):
     settings.load_profile("ci")
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("graph", "report")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("graph", "report", "firmware")]
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,6 +76,16 @@ def kept_profile(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.fixture
 def profile(kept_profile: RunFolder, tmp_path: Path) -> RunFolder:
     return RunFolder(Path(shutil.copytree(kept_profile.path, tmp_path / "profile")))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Firmware that a test runs is built from kernels that another test has compiled, where they are the same."""
+    from kept_objects import Store  # after the folder is within reach
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgetrain.firmware.emulate.build", Store(tmp_path_factory.mktemp("objects")).build)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,7 +22,7 @@ from edgetrain.firmware.export import SCHEMA
 # The fast ones are vectorised, for Linux boards: as exact, but not the same bits. fast_races finds data races.
 Variant = Literal["plain", "debug", "sanitize", "fast", "fast_debug", "fast_sanitize", "fast_races"]
 SILENT: tuple[Variant, ...] = ("plain", "fast")  # these do not tell of gradients
-_PROGRAMS: Mapping[Variant, str] = {
+PROGRAMS: Mapping[Variant, str] = {
     "plain": "firmware", "debug": "firmware_debug", "sanitize": "firmware_sanitize", "fast": "firmware_fast",
     "fast_debug": "firmware_fast_debug", "fast_sanitize": "firmware_fast_sanitize",
     "fast_races": "firmware_fast_races",
@@ -102,7 +102,7 @@ def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | Non
     tool = compiler or project["compiler"]
     require(tool)
     require("make")
-    program = f"build/{_PROGRAMS[variant]}"
+    program = f"build/{PROGRAMS[variant]}"
     command = ["make", "-s", "-j2", "-C", str(folder), program] + ([f"CC={compiler}"] if compiler else [])
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -92,6 +92,10 @@ def _product(w: Lowering, op: Op) -> None:
     if first and (op.kwargs or len(op.args) > 3 or len(w.shape(w.arg(0))) != 1):
         raise w.refuse("addmm with factors or with a matrix to be added has no kernel")
     a, b = w.held(first), w.held(first + 1)
+    turned = False
+    if first == 0 and isinstance(a, Transposed) and isinstance(b, Transposed):
+        turned = True
+        a, b = Dense(b.tensor), Dense(a.tensor)  # (Wᵀ)(dyᵀ) = (dy·W)ᵀ: so PyTorch has it where x is a single number
     if isinstance(a, Dense) and isinstance(b, Transposed):
         x, weight = a.tensor, b.tensor
         y = w.forward_result("dense", (w.shape(x)[0], w.shape(weight)[0]))
@@ -108,6 +112,8 @@ def _product(w: Lowering, op: Op) -> None:
     else:
         raise w.refuse(f"{op.kind} of these transposed matrices has no kernel")
     w.gives(0, y)
+    if turned and op.outputs[0] is not None:
+        w.value[op.outputs[0]] = Transposed(y)
 
 
 def _layer(w: Lowering, position: int, t: int) -> Op | None:
