@@ -109,7 +109,7 @@ def find_model(
     if process is not None:
         clocks = Clocks(cpu_frequency.find(root)[1], highest)
         own = ModelledProcessPower(model, process, clocks)
-        found.append(readable(own, f"energy that the process adds, {told}", "1 ns of CPU time", fix))
+        found.append(readable(own, f"energy that the process adds, {told}", "1 ns of CPU time"))
     return found or [missing(NAME, gives, resolution)]
 
 
