@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--nets", type=int, default=250, help="how many random nets run as firmware, each way")
     parser.add_argument("--only", default="", help="only the tests with this in their names")
     given = parser.parse_args()
+    if not any(given.only in test for test in TESTS):
+        parser.error(f"no test has {given.only!r} in its name: {', '.join(TESTS)}")
     turned_up = {"kills": given.kills, "examples": given.examples, "nets": given.nets}
     asked = [_ran(test, turned_up) for test in TESTS if given.only in test]
     kept = {row["test"]: row for row in [*_kept(), *asked]}

@@ -156,4 +156,4 @@ def _as_text(project: Project, plan: Plan, rows: list[parity.Row], data: str | N
         right = sum(row.right for row in rows)
         lines.append(f"{right} of {len(rows)} tensors are within 4 × PyTorch's own error of float64")
     emulate = ["edgetrain", "emulate", str(project.folder), *([] if data is None else ["--data", data])]
-    return "\n".join([*lines, f"next: make -C {project.folder}, or {shlex.join(emulate)}"])
+    return "\n".join([*lines, f"next: {shlex.join(['make', '-C', str(project.folder)])}, or {shlex.join(emulate)}"])

@@ -68,6 +68,8 @@ def _project(data: Any) -> dict[str, Any]:
             right &= type(tensor.get("below", 1)) is int and tensor.get("below", 1) > 0
             if not right or not isinstance(tensor["name"], str):
                 raise ValueError(f"a tensor is {json.dumps(tensor)}")
+    if not data["inputs"] or max(tensor["position"] for tensor in data["inputs"]) > MOST_INPUTS:
+        raise ValueError(f"inputs are {json.dumps(data['inputs'])[:200]}")
     for key in ("keep_every", "kept_bytes"):
         if type(data[key]) is not int:
             raise ValueError(f"{key} is {data[key]!r}")
@@ -89,6 +91,7 @@ def _project(data: Any) -> dict[str, Any]:
 
 
 _DTYPES = ("float32", "int32", "int64")
+MOST_INPUTS = 1000
 
 
 def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | None = None) -> Built:

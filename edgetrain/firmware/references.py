@@ -112,7 +112,8 @@ class References:
             if all(map(torch.equal, plain.ways, sided.given)):
                 return plain
             double = self._doubles[n] = copy.deepcopy(self._plain)
-            double.model.load_state_dict(before, strict=False)  # this step's pass has changed statistics
+            for name, value in double.model.named_buffers():
+                value.copy_(before[name])  # this step's pass has changed statistics
         return double.backward(self._loss, batch, sided)
 
     def gradients(self) -> Found:
@@ -249,6 +250,8 @@ class _Shuffled(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not args:  # given by name: as it comes
+            return func(**kwargs)
         if func is F.linear and args[0].dim() > 1:
             return self._linear(*args, **kwargs)
         if func is F.conv2d and args[0].dim() == 4:
@@ -287,4 +290,4 @@ class _Shuffled(TorchFunctionMode):
         return x.transpose(2, 3).contiguous() if self._aside and x.dim() == 4 else x
 
     def _pair(self, value: Pair | str) -> Pair | str:
-        return tuple(reversed(value)) if self._aside and isinstance(value, tuple) else value
+        return tuple(reversed(value)) if self._aside and isinstance(value, tuple | list) else value

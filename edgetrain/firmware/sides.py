@@ -24,7 +24,8 @@ from edgetrain.errors import InternalError
 
 _RELU = {F.relu, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
 _CLAMP = {F.relu6, F.hardtanh, F.hardtanh_}
-_MAX_POOL = {F.max_pool2d, torch.max_pool2d}
+_MAX_POOL = {F.max_pool2d, torch.max_pool2d, F.max_pool2d_with_indices}
+_IN_PLACE = {torch.relu_, torch.Tensor.relu_, F.hardtanh_}
 Pair = int | tuple[int, ...]
 Ways = Sequence[torch.Tensor]
 
@@ -40,7 +41,7 @@ class Seen(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = _input_first(args, kwargs or {})
         if func in _MAX_POOL:
             self._keep(args[0], _windows(args[0].detach(), *args[1:], **kwargs).argmax(2))
         elif func in _RELU or func in _CLAMP:
@@ -67,11 +68,13 @@ class Sided(Seen):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = _input_first(args, kwargs or {})
         if func in _MAX_POOL:
-            return self._pool(args[0], _windows(*args, **kwargs))
+            pooled = self._pool(args[0], _windows(*args, **kwargs))
+            return (pooled, func(*args, **kwargs)[1]) if func is F.max_pool2d_with_indices else pooled
         if func in _RELU or func in _CLAMP:
-            return self._bend(args[0], *_bounds(func, args, kwargs))
+            bent = self._bend(args[0], *_bounds(func, args, kwargs))
+            return args[0].copy_(bent) if func in _IN_PLACE or kwargs.get("inplace") else bent
         return func(*args, **kwargs)
 
     def _bend(self, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -108,6 +111,13 @@ class Sided(Seen):
         self.differing += int(other.sum()) - int(far.sum())
         self.refused += int(far.sum())
         return torch.where(far, own, given)
+
+
+def _input_first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """A call as if its input had not been given by name."""
+    if args or "input" not in kwargs:
+        return args, kwargs
+    return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
 
 
 def _way(x: torch.Tensor, low: float, high: float) -> torch.Tensor:

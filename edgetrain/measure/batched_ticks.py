@@ -53,7 +53,7 @@ class BatchedTicks:
         for n in range(count):
             start = first_ns + (slot + n) * period_ns
             self.due[n], self.ends[n] = start + self.offsets[(slot + n) % len(self.offsets)], start + period_ns
-        came = self.library.et_ticks(
+        came = self.library.et_sample_ticks(
             ctypes.c_int64(slot), self.due, self.ends, count, self._lanes(), self.n_lanes, self.woke, self.readings,
             self.text, ctypes.c_int64(_TEXT_BYTES), ctypes.byref(stop.flag),
         )  # fmt: skip

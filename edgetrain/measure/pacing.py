@@ -48,7 +48,8 @@ def slow_down(series: Sequence[Series]) -> bool:
         one for one in series if one.free and one.every < _slowest(one) and not (_tells(one) and one.cost_s < _CHEAP_S)
     ]
     if open_:
-        max(open_, key=lambda one: one.cost_s / one.every / (_TELLING_MAY if _tells(one) else 1)).every *= 2
+        dearest = max(open_, key=lambda one: one.cost_s / one.every / (_TELLING_MAY if _tells(one) else 1))
+        dearest.every = min(2 * dearest.every, _slowest(dearest))
     return bool(open_)
 
 

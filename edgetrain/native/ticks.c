@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define ET_NOTHING INT64_MIN
-#define ET_MOST_BYTES 65536 /* of one file; what is longer is nothing that a sensor shows */
+#define ET_MOST_BYTES 65536 /* of one file, from its beginning */
 
 typedef struct {
     int32_t is_clock;
@@ -55,7 +55,7 @@ static int64_t content(int file, et_text *text)
     const int64_t left = text->size - text->used;
     const int64_t most = left < ET_MOST_BYTES ? left : ET_MOST_BYTES;
     const ssize_t size = pread(file, text->bytes + text->used, (size_t)most, 0);
-    if (size <= 0 || size == most) {
+    if (size <= 0 || (size == most && most < ET_MOST_BYTES)) {
         return ET_NOTHING;
     }
     text->used += size;
@@ -70,7 +70,7 @@ static et_reading reading(const et_lane *lane, et_text *text)
     return r;
 }
 
-int et_ticks(
+int et_sample_ticks(
     int64_t first_slot, const int64_t *due_ns, const int64_t *end_ns, int n, const et_lane *lanes, int m,
     int64_t *woke_ns, et_reading *readings, char *bytes, int64_t size, const volatile int *stop)
 {

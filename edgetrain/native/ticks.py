@@ -28,7 +28,7 @@ class Reading(ctypes.Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, or None where edgetrain was installed without a compiler."""
+    """The library, or None where edgetrain was installed without a compiler, or not again since it changed."""
     found = importlib.util.find_spec("edgetrain.native._ticks")
     if found is None or found.origin is None:
         return None
@@ -36,5 +36,7 @@ def load() -> ctypes.CDLL | None:
         library = ctypes.CDLL(found.origin)
     except OSError:
         return None
-    library.et_ticks.restype = ctypes.c_int
+    if not hasattr(library, "et_sample_ticks"):
+        return None
+    library.et_sample_ticks.restype = ctypes.c_int
     return library

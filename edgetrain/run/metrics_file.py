@@ -40,6 +40,6 @@ def cut(file: Path, step: int) -> None:
 
 
 def _line_step(line: bytes) -> int | None:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
+    with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
     return None

@@ -53,8 +53,9 @@ class Joined(nn.Module):
 
 @st.composite
 def convolutions(draw: Any, C: int, H: int, W: int) -> tuple[nn.Module, int, int, int]:
-    if min(H, W) >= 3 and draw(st.booleans()):
-        return draw(planes(C, H, W))  # type: ignore[no-any-return]
+    kind = draw(st.sampled_from(["any", "any", "planes", "wide"]))
+    if kind == "wide" or (kind == "planes" and min(H, W) >= 3):
+        return draw(planes(C, H, W) if kind == "planes" else wide_planes(C, H, W))  # type: ignore[no-any-return]
     R, S = draw(st.integers(1, min(5, H))), draw(st.integers(1, min(5, W)))
     groups = draw(st.sampled_from([g for g in (1, 2, C) if C % g == 0]))
     K = draw(st.integers(1, 20)) if groups == 1 else groups * draw(st.integers(1, 3))
@@ -70,6 +71,21 @@ def planes(draw: Any, C: int, H: int, W: int) -> tuple[nn.Module, int, int, int]
     """3 × 3, of one channel each: these have a kernel of their own."""
     K, stride, padding = C * draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(0, 2))
     layer = nn.Conv2d(C, K, 3, stride, padding, groups=C, bias=draw(st.booleans()))
+    return (layer, *_after(layer, C, H, W))
+
+
+@st.composite
+def wide_planes(draw: Any, C: int, H: int, W: int) -> tuple[nn.Module, int, int, int]:
+    """Filters of one channel each, as wide as the image and wider, with more padding than filter."""
+    K, bias = C * draw(st.integers(1, 2)), draw(st.booleans())
+    sides = []
+    for size in (H, W):
+        filter_, dilation, stride = draw(st.integers(1, 9)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        least = max(0, math.ceil((dilation * (filter_ - 1) + 1 - size) / 2))
+        sides.append((filter_, stride, draw(st.integers(least, least + 3)), dilation))
+    (R, *down), (S, *across) = sides
+    stride, padding, dilation = (tuple(pair) for pair in zip(down, across, strict=True))
+    layer = nn.Conv2d(C, K, (R, S), stride, padding, dilation, C, bias)
     return (layer, *_after(layer, C, H, W))
 
 

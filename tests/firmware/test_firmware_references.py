@@ -11,7 +11,7 @@ from firmware_nets import NETS, adam, plain_sgd
 from torch import nn
 
 from edgetrain.errors import InternalError
-from edgetrain.firmware.references import WAYS, References
+from edgetrain.firmware.references import WAYS, References, Way
 from edgetrain.firmware.sides import Seen, Sided
 
 ROUNDING = 1e-3  # more than float32 makes of its rounding in these nets, less than a mistake would
@@ -111,3 +111,42 @@ def test_ways_of_another_net_are_refused() -> None:
         references.step(net.batch(), [[torch.zeros(4, 9, dtype=torch.uint8)] * 2])
     with pytest.raises(InternalError, match="not the one whose sides are known"):
         references.step(net.batch(), [[torch.zeros(4, 8, dtype=torch.uint8)]])
+
+
+def test_calls_in_place_by_name_and_with_places_are_seen_as_well() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(2, 3, 3).double(), nn.Conv2d(3, 3, 1).double()
+
+    def passed(x: torch.Tensor) -> torch.Tensor:
+        x = first(x)
+        y = second(F.relu(x, inplace=True))  # x is what it was bent to from here on
+        pooled, _ = F.max_pool2d(F.relu(input=x + y), 2, return_indices=True)
+        return pooled.square().sum()
+
+    x = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    with Seen() as seen:
+        (plain,) = torch.autograd.grad(passed(x), first.weight)
+    with Sided(seen.ways) as sided:
+        (found,) = torch.autograd.grad(passed(x), first.weight)
+    assert torch.equal(plain, found)
+    assert len(seen.ways) == len(sided.ways) == 3
+
+
+def test_a_shuffled_run_takes_lists_as_it_takes_pairs() -> None:
+    torch.manual_seed(0)
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 2, 2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.conv2d(x, self.weight, None, [1, 2], [2, 1], [2, 1])
+
+    model = Listed()
+    references = References(
+        model, lambda net, x: net(x).square().sum(), torch.optim.SGD(model.parameters(), 0.1), ways=(Way(shuffle=1),)
+    )
+    references.step((torch.randn(2, 2, 7, 7),), [None])
+    ((single, double),) = references.gradients().pairs
+    assert torch.allclose(single["weight"].double(), double["weight"], rtol=1e-5)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_sources import Fake
 
+from edgetrain.measure import batched_ticks
 from edgetrain.measure.batched_ticks import LONGEST_RUN_NS, possible
 from edgetrain.measure.power_model import with_model
 from edgetrain.measure.samples import read_samples
@@ -109,13 +110,14 @@ def test_a_source_for_python_at_every_tick_keeps_python(tmp_path: Path) -> None:
     assert not possible([clock, fake])
 
 
-def test_a_stop_does_not_wait_for_the_end_of_a_run(tmp_path: Path) -> None:
+def test_a_stop_does_not_wait_for_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched_ticks, "LONGEST_RUN_NS", 3_000_000_000)
     stop = Stop()
     task = Task((Paced(ProcessClock(os.getpid()), 1),), str(tmp_path), 50_000_000, 1, os.getpid())
     threading.Timer(0.3, stop.say, ["asked"]).start()
     began = time.monotonic()
     record(task, stop, Clock(), lambda: None)
-    assert time.monotonic() - began < 0.3 + 6 * 0.05  # a run would be 0.8 s
+    assert time.monotonic() - began < 2
 
 
 def test_files_of_words_are_read_in_c_as_in_python(tmp_path: Path) -> None:
@@ -156,4 +158,4 @@ def test_a_run_ends_early_where_files_hold_more_than_there_is_room(tmp_path: Pat
     samples = read_samples(tmp_path)
     assert (samples.source("long").values == 50_000).all()
     assert len(samples.source("long").values) == summary.ticks_delivered
-    assert np.isnan(samples.source("longer").values).all()
+    assert (samples.source("longer").values == 1 << 16).all()  # from its beginning, as in Python

@@ -254,10 +254,12 @@ def test_dear_sources_are_read_less_often() -> None:
     hopeless = series_of((50_000, "W"), (50_000, "B"))
     pace(hopeless, PERIOD)  # ends, though nothing helps
     assert [one.every for one in hopeless] == [64, 64]
-    coarse = series_of((100, "J"))
-    coarse[0].source.channels = (Channel("a", "J", True, "modelled", least_window_s=0.2),)
-    pace(coarse, PERIOD)  # energy, but no op is told by it
-    assert coarse[0].every == 16
+    coarse = Fake("model", ("J",))
+    coarse.channels = (Channel("a", "J", True, "modelled", least_window_s=0.2),)
+    modelled = [Series(0, Paced(coarse), 300e-6, PERIOD)]
+    assert modelled[0].every == 10
+    pace(modelled, PERIOD)  # energy, but no op is told by it
+    assert modelled[0].every == 32
     asked = series_of((500, "W"), every=3)
     pace(asked, PERIOD)
     assert asked[0].every == 3

@@ -529,7 +529,8 @@ FOR_EACH_CALL void weight_down(
 WEIGHTS(2)
 WEIGHTS(3)
 
-/* The products of so many rows of dy from row p on are summed by themselves: not more than 64, against rounding. */
+/* The products of so many rows of dy from row p on are summed by themselves: not more than 64,
+ * or one row, against rounding. */
 static int rows_alike(const plan *p, int row)
 {
     const met m = rows_met(p, row);

@@ -368,7 +368,8 @@ typedef void weight_function(float *dw, const float *dy, const sources *rows, co
     }
 FOR_EACH_POSITION(WEIGHT)
 
-/* So many pairs of rows of dy from p on are summed at once: not more than 32 products, against rounding. */
+/* So many pairs of rows of dy from p on are summed at once: not more than 32 products, or one
+ * pair of rows, against rounding. */
 static int pairs_from(const plane *s, int stride, int p)
 {
     int pairs = 1;

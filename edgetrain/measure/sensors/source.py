@@ -167,6 +167,10 @@ class OpenFile:
         self._is_told = False
 
     def open(self) -> None:
+        self._is_told = False
+        self._open()
+
+    def _open(self) -> None:
         if self._handle < 0:
             with contextlib.suppress(OSError):
                 self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -182,7 +186,7 @@ class OpenFile:
         return data or None
 
     def _read(self) -> bytes:
-        self.open()
+        self._open()
         if self._handle < 0:
             return b""
         try:
@@ -193,7 +197,7 @@ class OpenFile:
     @property
     def handle(self) -> int:
         """Of the open file; -1 where it cannot be opened."""
-        self.open()
+        self._open()
         return self._handle
 
     def tell(self, shown: bytes | int | None) -> None:
@@ -313,7 +317,7 @@ def digits(word: bytes) -> int | None:
 def whole_numbers(words: Sequence[bytes]) -> list[int]:
     """Those that words of digits are; none where one of them is no such word. A long row is checked at once."""
     together = b"".join(words)
-    if not together.isdigit() or len(together) > 20 * len(words):
+    if not together.isdigit() or max(map(len, words)) > 20:
         return []
     return [int(word) for word in words]
 
