@@ -36,6 +36,7 @@ def compare(
 
     Example: edgetrain compare runs/profile-before runs/profile-after --tolerance 0.03
     """
+    _require_alike(first, second)
     if first.is_file() and second.is_file():
         allowed = TOLERANCE if tolerance is None else tolerance
         found, different = _compared_counts(first, second, allowed, figure)
@@ -46,6 +47,17 @@ def compare(
         found, different = compare_records(a, b, tolerance=allowed, names=tuple(figure or ())), _differences(a, b)
         changed = found
     _tell(found, changed, different, allowed, json=json)
+
+
+def _require_alike(first: Path, second: Path) -> None:
+    """Exit code 2 where there is nothing to compare: 1 says that the second is worse."""
+    missing = next((path for path in (first, second) if not path.exists()), None)
+    if missing is not None:
+        raise typer.BadParameter(f"there is no {missing}", param_hint="FIRST and SECOND")
+    if first.is_file() != second.is_file():
+        raise typer.BadParameter(
+            f"one of {first} and {second} is a file of counts, the other a run folder", param_hint="FIRST and SECOND"
+        )
 
 
 def _compared_counts(

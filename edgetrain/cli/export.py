@@ -16,7 +16,7 @@ from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, load_project
-from edgetrain.firmware.export import Project
+from edgetrain.firmware.export import Project, require_new_folder
 from edgetrain.firmware.export import export as write_project
 from edgetrain.firmware.fit import plan_for
 from edgetrain.firmware.lower import lower_for_firmware
@@ -32,14 +32,14 @@ Example = tuple[torch.Tensor, ...]
 def export(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
     target: Annotated[str, typer.Option(help="The board: nrf52840, stm32f746, linux-x86_64, … or a device file.")],
-    out: Annotated[Path, typer.Option(help="Folder of the project; must not be there yet.")],
+    out: Annotated[Path, typer.Option(help="Folder of the project: a new one, or an empty one.")],
     data: Annotated[str | None, typer.Option(help="Data whose classes and shape the model takes.")] = None,
     batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
     memory: Annotated[
         str | None, typer.Option(help="RAM for the step, such as 200kB; by default what there is.")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    lr: Annotated[float, typer.Option(help="Learning rate.", min=0.0)] = 0.01,
     momentum: Annotated[float, typer.Option(help="Momentum of sgd; 0 needs no memory.", min=0.0)] = 0.0,
     classes: Annotated[int | None, typer.Option(help="Number of classes, without data.", min=1)] = None,
     input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
@@ -51,7 +51,9 @@ def export(
     ] = None,
     check: Annotated[
         int,
-        typer.Option(help="Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch."),
+        typer.Option(
+            help="Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch.", min=0
+        ),
     ] = 0,
     json: Json = False,
 ) -> None:
@@ -66,6 +68,7 @@ def export(
     if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
     chosen_target = load_target(target)
+    require_new_folder(out)
     torch.manual_seed(seed)
     net, task, example = _model(model, data, batch, classes, input_size, width, seed)
     net.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from edgetrain.report.numbers import interval, shown
 from edgetrain.run.step import prepare
 
 _OPS_SHOWN = 12
+_ENOUGH_S = 1.0
 # What the table shows first; the rest is in the record and in the report.
 _SHOWN = (
     ("step_time_s", "a step"), ("samples_per_s", "samples a second"), ("forward_s", "  forward"),
@@ -82,6 +84,8 @@ def profile(
         raise typer.BadParameter(f"{planner} is none of {', '.join(PLANNERS)}", param_hint="--planner")
     used = None if cores is None else parse_cores(cores)
     folder = out or default_path("profile")
+    if RunFolder(folder).record_file.exists():
+        raise UserError(f"{folder} holds a run already", next_step="name another folder, or remove this one")
     with removed_if_interrupted(folder):
         net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
         net.train()
@@ -151,6 +155,14 @@ def _print(title: str, summary: dict[str, Value], made: Profile) -> None:
             value = _percent(value) if name in _PARTS else value
             table.add_row(words, shown(value), f"{interval(value)} {value.origin}".strip())
     results.print(table)
+    span_s = made.measured.measured.time_s
+    if span_s < _ENOUGH_S and any(value.value is None for value in summary.values()):
+        steps = made.timeline.steps
+        more = math.ceil(steps * _ENOUGH_S / span_s)
+        results.print(
+            f"{steps} steps took {span_s:.2g} s: sensors that are read less often may have told nothing in that time "
+            f"(--steps {more} gives them a second)", soft_wrap=True,
+        )  # fmt: skip
     results.print()
     results.print(_ops(made))
 

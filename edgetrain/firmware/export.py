@@ -16,6 +16,7 @@ Everything that can be wrong is found before anything is written. The folder is 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,7 @@ def export(
     if keep_every is not None and (type(keep_every) is not int or not 1 <= keep_every < 2**32):
         raise UserError("keep_every is wrong", expected="a number of steps, 1 or more", received=repr(keep_every))
     chosen = load_target(target)
-    folder = _new_folder(Path(out))
+    folder = require_new_folder(Path(out))
     _require_lowered(graph)
     validate(graph, plan)
     _require_plan(plan)
@@ -127,9 +128,13 @@ def export(
 # ---- what is asked for
 
 
-def _new_folder(folder: Path) -> Path:
+def require_new_folder(folder: Path) -> Path:
+    """A folder that is not there yet, or empty, and that can be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already", next_step="remove it, or give another folder")
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserError(f"{folder} cannot be made: nothing can be written in {above}", next_step="give another folder")
     return folder
 
 
@@ -371,13 +376,16 @@ for each batch.
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     half = folder.parent / f".{folder.name}.half"
-    shutil.rmtree(half, ignore_errors=True)
-    for name, content in files.items():
-        path = half / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    if folder.exists():
-        folder.rmdir()  # empty: that was checked
-    half.replace(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(half, ignore_errors=True)
+        for name, content in files.items():
+            path = half / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        if folder.exists():
+            folder.rmdir()  # empty: that was checked
+        half.replace(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error

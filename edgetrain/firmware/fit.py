@@ -118,6 +118,10 @@ def ram_bytes(graph: Graph) -> int:
     return keep_all(graph, updates="final").peak_bytes - frozen_bytes(graph)
 
 
+def _weighed(n_bytes: int, most: int | None) -> str:
+    return f"{n_bytes} bytes" + (", still too many" if most is not None and n_bytes > most else "")
+
+
 def infeasible(
     graph: Graph, target: Target, smallest_bytes: int, memory_bytes: int | None, *, recomputes: bool = False
 ) -> Infeasible:
@@ -126,9 +130,12 @@ def infeasible(
     own, lasting = own_bytes(target), lasting_bytes(graph)
     roles = graph.bytes_by_role()
     has = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)
-    asked = f"{memory_bytes} bytes were asked for" if memory_bytes is not None else f"{target.device.name} has {has}"
+    there = sum(memory.n_bytes for memory in target.ram) if target.is_board else None
+    asked, most = f"{target.device.name} has {has}", there
+    if memory_bytes is not None and (there is None or memory_bytes < there):
+        asked, most = f"{memory_bytes} bytes were asked for", memory_bytes
     found = levers(graph, target, recompute=not recomputes)
-    tried = "\n".join(f"    {lever.what}: {lever.ram_bytes + own} bytes" for lever in found)
+    tried = "\n".join(f"    {lever.what}: {_weighed(lever.ram_bytes + own, most)}" for lever in found)
     how = ", recomputing as much as can be" if recomputes else ""
     state, batch = show_bytes(roles["state"]), show_bytes(roles["input"])
     return Infeasible(

@@ -184,3 +184,20 @@ def test_a_board_is_emulated_and_a_failure_has_its_code(run: Run) -> None:
     code, out, _ = run("emulate", "fw", "--data", "digits", "--steps", 2, "--json")
     assert code == 1
     assert json.loads(out)["failed"] == 5
+
+
+def test_the_limit_that_is_met_first_is_the_one_that_is_told(run: Run) -> None:
+    code, _, err = run(*words("wide", "nrf52840", "--memory", "2MB"))
+    assert code == 1
+    assert "nRF52840 has 262144 (RAM)" in err
+    assert "still too many" in err
+    _, _, err = run(*words("wide", "nrf52840", "--memory", "100kB"))
+    assert "100000 bytes were asked for" in err
+
+
+@pytest.mark.parametrize("folder", ["own.py/fw", "/proc/fw"])
+def test_a_folder_that_cannot_be_made_is_said(run: Run, folder: str) -> None:
+    code, _, err = run("export", "own.py:small", "--target", "linux-x86_64", "--data", "digits", "--out", folder)
+    assert code == 1
+    assert "cannot be" in err
+    assert not err.startswith("Traceback")

@@ -37,6 +37,19 @@ def test_a_profile_prints_its_tables_and_keeps_a_run(
     assert record.summary["threads"].value == 1
     assert run(monkeypatch, "report", tmp_path / "run", "-o", tmp_path / "page.html") == 0
     assert run(monkeypatch, "compare", tmp_path / "run", tmp_path / "run") == 0
+    assert "sensors that are read less often" in said
+    assert run(monkeypatch, *WORDS, "--out", tmp_path / "run") == 1  # what was measured is not written over
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_compare_tells_what_is_no_comparison_from_what_is_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "counts.json").write_text("{}")
+    assert run(monkeypatch, "compare", tmp_path / "counts.json", tmp_path / "typo.json") == 2
+    assert "typo.json" in capsys.readouterr().err
+    assert run(monkeypatch, "compare", tmp_path / "counts.json", tmp_path) == 2
+    assert "the other a run folder" in capsys.readouterr().err
 
 
 def test_a_profile_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
