@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
@@ -54,7 +55,10 @@ def emulate(
     project = load_project(folder)
     variant: Variant = "plain" if scalar or project["is_board"] else "fast"
     if threads is not None and variant == "plain":
-        raise UserError("the scalar program has one thread", next_step="leave --threads out, or --scalar")
+        own = f"{project['target']} has one core" if project["is_board"] else "the scalar program has one thread"
+        raise UserError(own, next_step="leave --threads out" + ("" if project["is_board"] else ", or --scalar"))
+    if flash is not None and not flash.absolute().parent.is_dir():
+        raise UserError(f"{flash} cannot be made: there is no folder {flash.parent}")
     batches = [_random(project, seed)] * steps if data is None else list(_batches(project, data, steps, seed))
     try:
         with Progress(console=notes, transient=True, disable=json or not notes.is_terminal) as bar:
@@ -147,12 +151,18 @@ def _call(call: CountedCall, steps: int) -> dict[str, Any]:
     return {**asdict(call), "instructions_per_multiply_add": each}
 
 
+def _fall(losses: Sequence[float]) -> str:
+    """A batch is small: of many steps, the means of the first and the last tenth say more than two batches."""
+    n = max(1, len(losses) // 10)
+    return f"loss {fmean(losses[:n]):.4f} → {fmean(losses[-n:]):.4f}" + (f", means of {n} steps" if n > 1 else "")
+
+
 def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
     losses, before = found["losses"], found["steps_before"]
     if before:
         yield f"went on from step {before}, which a copy in flash holds"
     ran = f"{found['steps']} steps on {found['target']} in {found['time_s']:.1f} s"
-    yield f"{ran}: loss {losses[0]:.4f} → {losses[-1]:.4f}" if losses else f"{ran}: all were done before"
+    yield f"{ran}: {_fall(losses)}" if losses else f"{ran}: all were done before"
     yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
     if found["resident_bytes"] is not None:
         lasting = f"weights, state and batch {project['lasting_bytes']}"
