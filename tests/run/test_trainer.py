@@ -6,6 +6,7 @@ Run as a program (folder, mode) it trains there, for the tests that need a proce
 from __future__ import annotations
 
 import json
+import os
 import math
 import random
 import signal
@@ -459,7 +460,9 @@ def test_settings_out_of_range(setting: dict[str, Any]) -> None:
 
 
 def start(folder: Path, mode: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, __file__, str(folder), mode], stdout=subprocess.PIPE, text=True)
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, __file__, str(folder), mode]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths})
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> None:
