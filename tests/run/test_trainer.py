@@ -6,8 +6,8 @@ Run as a program (folder, mode) it trains there, for the tests that need a proce
 from __future__ import annotations
 
 import json
-import os
 import math
+import os
 import random
 import signal
 import subprocess
