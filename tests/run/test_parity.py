@@ -253,6 +253,10 @@ ZOO = [
     Small("bert_small", 8, 0.125),
     Small("bert_base", 8, 1 / 12),
     Small("autoencoder", 8, 0.25),
+    Small("ds_cnn", 49, 0.25),
+    Small("minilearn_kws", 62, 0.25),
+    Small("minilearn_cifar", 32, 0.25),
+    Small("minilearn_har", 90, 0.25),
 ]
 
 
@@ -283,7 +287,8 @@ def test_zoo_in_float32(small: Small) -> None:
     ours, so there one step is compared. BERT-base is more of the layers of BERT-small, and left out.
     """
     normalises = small.name.startswith(("mobilenet", "googlenet", "resnet", "densenet"))
-    rounds = normalises or small.name.startswith(("alexnet", "vgg", "squeezenet", "char_lstm"))
+    others = ("alexnet", "vgg", "squeezenet", "char_lstm", "minilearn_cifar", "minilearn_har")
+    rounds = normalises or small.name.startswith(others)
     steps = 1 if normalises else 3
     ratios = []
     for seed in range(3 if rounds else 1):
