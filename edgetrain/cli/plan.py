@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,8 +39,9 @@ from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
 from edgetrain.report.memory import blocks, top_bytes, write_page
-from edgetrain.run.making import captured_apart
-from edgetrain.run.step import prepare
+from edgetrain.run.making import StepMaker
+from edgetrain.run.options import Options
+from edgetrain.run.step import Step
 
 _MOST_POINTS = 50
 _MODULES_SHOWN = 12
@@ -126,8 +126,8 @@ def plan(
         settings = {"momentum": 0.9} if optimizer == "sgd" else {}
         updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
         with told_of_batch(model, "a random batch", example):
-            make = partial(prepare, net, task.loss, updates, example)
-            step = make() if process_bytes is None else captured_apart(make)
+            step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None)))
+            step.of_shape(*example)
         if loaded is not None:
             _refuse_other(step.graph, loaded, load)
         study = Study(

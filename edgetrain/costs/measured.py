@@ -29,7 +29,7 @@ from edgetrain.costs import calls
 from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
-from edgetrain.graph import cache
+from edgetrain import cache
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
 from edgetrain.native import arena, malloc, reports
 from edgetrain.ops.call import without_autocast
@@ -126,7 +126,7 @@ def _file(about: Mapping[str, str]) -> Path | None:
     if folder is None:
         return None
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    return folder.parent / "costs" / f"{digest}.json"
+    return folder / "costs" / f"{digest}.json"
 
 
 def _read(file: Path | None) -> dict[str, Run]:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from edgetrain.costs.table import Store, store_from_json
 from edgetrain.errors import UserError
-from edgetrain.graph import cache
+from edgetrain import cache
 from edgetrain.pagefile import PageFault, PageFile
 
 SMALL_BYTES, LARGE_BYTES = 4096, 8 << 20
@@ -79,7 +79,7 @@ def _timed(file: PageFile, slot: int, transfer: Callable[[int], None]) -> float:
 
 def _file() -> Path | None:
     folder = cache.folder()
-    return None if folder is None else folder.parent / "costs" / "stores.json"
+    return None if folder is None else folder / "costs" / "stores.json"
 
 
 def _known() -> dict[str, Store]:

@@ -11,16 +11,14 @@ statistics of a batch norm, excepted).
 
 from __future__ import annotations
 
-import copy
 import math
-import random
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -30,22 +28,27 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from edgetrain.errors import EdgetrainError, UserError
-from edgetrain.graph import cache, foretold, optimizers
-from edgetrain.graph.fingerprint import Walk, settings, surroundings
-from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
+from edgetrain import child
+from edgetrain.errors import EdgetrainError, InternalError, UserError
+from edgetrain.graph import foretold, optimizers
+from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import evaluating
-from edgetrain.graph.record import Recorder, trace_backward
+from edgetrain.graph.observe import Observed, observed
+from edgetrain.graph.reach import Reach
+from edgetrain.graph.record import Like, Recorder, trace_backward
+from edgetrain.graph.restore import Before
+from edgetrain.graph.signature import Signature, first_difference, signature_of
+from edgetrain.graph.steady import record_twice, refuse_calls
 from edgetrain.graph.verify import verify
+from edgetrain.graph.watch import Watch
 
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
 Unused = Literal["error", "freeze"]
 
 _LABELS = "class labels (and other indices) must be int64: pass y.long()"
-# What a model's own code may change while it is captured, and what is then put back as it was.
-_PUT_BACK = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+T = TypeVar("T")
 
 
 class ExampleRefused(UserError):
@@ -63,13 +66,24 @@ class ExampleRefused(UserError):
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph and the live tensors that it refers to and that neither the model nor the optimizer holds."""
+    """A graph, and what tells whether it still is the graph of its model.
+
+    externals: the live tensors that it refers to and that neither the model nor the optimizer holds.
+    watch:     what was read on the way.
+    again:     captures the same step once more, to be compared with `signature`.
+    layouts:   those of results that differ from what fake tensors say, as far as they were known.
+    """
 
     graph: Graph
-    walk: Walk
-    externals: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    cached: bool = False
-    not_cached_because: str | None = None
+    externals: Mapping[str, torch.Tensor]
+    watch: Watch
+    signature: Signature
+    again: Callable[[], Signature]
+    layouts: object
+
+    def difference(self) -> str | None:
+        """The first op that another capture has and this one has not; None if there is none."""
+        return first_difference(self.signature, self.again())
 
 
 def capture(
@@ -91,26 +105,22 @@ def capture(
     layout; the numbers then differ from those of the default layout by rounding.
     clip_norm: scale the gradients down so that their norm, all of them taken together, is at most this, as
     torch.nn.utils.clip_grad_norm_ does; all gradients live until the norm is known.
+    use_cache: without effect: graphs are not kept on disk any more, for no hash covers all that a capture reads.
     """
     return capture_with_externals(
-        model, loss, optimizer, example,
-        unused=unused, memory_format=memory_format, clip_norm=clip_norm, use_cache=use_cache,
-    ).graph  # fmt: skip
+        model, loss, optimizer, example, unused=unused, memory_format=memory_format, clip_norm=clip_norm
+    ).graph
 
 
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
-    """The graph of a prediction, in eval mode. The model's training flags are put back."""
+    """The graph of a prediction, in eval mode. The model's training flags are put back. use_cache: as in `capture`."""
     example = check_example(example)
     with evaluating(model):
-        walk = _walk((model, "model"))
-        digest = _digest(walk, "inference", example, ())
-        found = cache.find(digest) if digest and use_cache else None
-        if found is not None:
-            return found
-        graph = _Capture(model, walk, example, "preserve").inference()
-    if digest and use_cache:
-        cache.keep(digest, graph)
-    return graph
+        reach = _reach((model, "model"))
+        before = [Before(reach)]
+        works = [_Capture(model, reach, example, "preserve") for _ in range(2)]
+        record_twice(works, _Capture.record_inference, before)
+        return works[0].inference()
 
 
 def capture_with_externals(
@@ -122,31 +132,42 @@ def capture_with_externals(
     unused: Unused = "error",
     memory_format: MemoryFormat = "preserve",
     clip_norm: float | None = None,
-    use_cache: bool = True,
+    apart: bool = False,
 ) -> Captured:
-    """`capture`, and beside the graph what `compile` needs to bind tensors that only the loss knows."""
+    """`capture`, and beside the graph what `compile` needs to bind tensors that only the loss knows.
+
+    apart: in a process of its own, so that what tracing leaves in memory goes with it.
+    """
     example = check_example(example)
     trained = optimizers.trained(optimizer)
-    walk = _walk((model, "model"), (loss, "loss"))
-    places = tuple((t.path, walk.tensors.get(id(t.parameter), "")) for t in trained)
     if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
         raise UserError(
             "gradients cannot be clipped to that norm", expected="a number above 0", received=str(clip_norm)
         )
-    shape = (memory_format, clip_norm, unused, optimizers.structure(optimizer), places)
-    digest = _digest(walk, "training", example, shape)
-    live = dict(_live_tensors(walk))
-    if digest and use_cache:
-        found = cache.find(digest)
-        if found is not None and _names_of_externals(found) <= set(live):
-            return Captured(found, walk, {n: live[n] for n in _names_of_externals(found)}, cached=True)
-    work = _Capture(model, walk, example, memory_format)
-    graph = work.training(loss, optimizer, trained, unused, clip_norm)
-    nameless = sorted(set(work.externals) - set(live))
-    reason = walk.reason or (f"{nameless[0]} cannot be found again" if nameless else None)
-    if digest and use_cache and not reason:
-        cache.keep(digest, graph)
-    return Captured(graph, walk, work.externals, not_cached_because=reason)
+    roots = ((model, "model"), (loss, "loss"))
+    likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
+
+    def record(times: int) -> tuple[list[_Capture], Observed]:
+        reach, of_optimizer = _reach(*roots), _reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
+        works = [_Capture(model, reach, likes, memory_format) for _ in range(times)]
+        seen = record_twice(
+            works, lambda work: work.record_training(loss, trained, clip_norm), [Before(reach), Before(of_optimizer)]
+        )
+        return works, seen
+
+    def here() -> _Result:
+        (work, _), seen = record(2)
+        graph = work.training(optimizer, trained, unused)
+        return _Result(graph, seen, work.signature, work.externals)
+
+    def again() -> Signature:
+        if apart:
+            return Signature.from_plain(_in_a_process(lambda: record(1)[0][0].signature.to_plain()))
+        return record(1)[0][0].signature
+
+    result = _result_apart(here, _reach(*roots)) if apart else here()
+    watch = Watch(roots, result.seen, optimizer)
+    return Captured(result.graph, result.externals, watch, result.signature, again, foretold.learnt())
 
 
 def check_example(example: object) -> tuple[Any, ...]:
@@ -169,31 +190,50 @@ def check_example(example: object) -> tuple[Any, ...]:
     return tuple(example)
 
 
-def _walk(*roots: tuple[Any, str]) -> Walk:
-    walk = Walk()
+@dataclass(frozen=True)
+class _Result:
+    """What comes out of capturing, in this process or another."""
+
+    graph: Graph
+    seen: Observed
+    signature: Signature
+    externals: Mapping[str, torch.Tensor]
+
+
+def _reach(*roots: tuple[Any, str]) -> Reach:
+    reach = Reach()
     for value, path in roots:
-        walk.add(value, path)
-    return walk
+        reach.add(value, path)
+    return reach
 
 
-def _digest(walk: Walk, sort: str, example: tuple[Any, ...], rest: tuple[Any, ...]) -> str | None:
-    walk.add((sort, surroundings(), repr(settings()), foretold.learnt(), repr(rest)), "settings")
-    for position, item in enumerate(example):
-        described = (
-            (tuple(item.shape), item.stride(), item.dtype, item.device) if isinstance(item, torch.Tensor) else item
-        )
-        walk.add(repr(described), f"example.{position}")
-    return walk.digest
+def _in_a_process(work: Callable[[], Any]) -> Any:
+    """Plain data that `work` returns, from a copy of this process."""
+
+    def copied() -> Any:
+        torch.set_num_threads(1)  # the threads of this process are not there in its copy
+        return work()
+
+    return child.forked(copied)
 
 
-def _live_tensors(walk: Walk) -> Iterator[tuple[str, torch.Tensor]]:
-    for value in walk._alive:
-        if isinstance(value, torch.Tensor):
-            yield walk.tensors[id(value)], value
+def _result_apart(here: Callable[[], _Result], reach: Reach) -> _Result:
+    """The result from a copy of this process, with the tensors of this one. What goes wrong there goes wrong again
+    here, with the traceback of the user's code."""
 
+    def plain() -> list[Any]:
+        result = here()
+        return [to_json(result.graph), result.seen.to_plain(), result.signature.to_plain(), list(result.externals)]
 
-def _names_of_externals(graph: Graph) -> set[str]:
-    return {source.path for source in graph.sources.values() if source.sort == "external"}
+    live = {reach.tensors[id(value)]: value for value in reach.alive if isinstance(value, torch.Tensor)}
+    try:
+        graph, seen, signature, names = _in_a_process(plain)
+    except InternalError:
+        return here()
+    if not live.keys() >= set(names):  # a tensor that has no path
+        return here()
+    externals = {name: live[name] for name in names}
+    return _Result(from_json(graph), Observed.from_plain(seen), Signature.from_plain(signature), externals)
 
 
 @contextmanager
@@ -218,43 +258,63 @@ def _without_fused_recurrence(model: nn.Module) -> Iterator[None]:
 class _Capture:
     """The work of one capture; `externals` is filled on the way."""
 
-    def __init__(self, model: nn.Module, walk: Walk, example: tuple[Any, ...], memory_format: MemoryFormat) -> None:
+    def __init__(self, model: nn.Module, reach: Reach, example: Sequence[Any], memory_format: MemoryFormat) -> None:
         self.model = model
-        self.walk = walk
+        self.reach = reach
         self.modules = {id(module): name for name, module in model.named_modules()}
         self.recorder = Recorder(self.modules)
         self.externals: dict[str, torch.Tensor] = {}
-        self.batch = [self.recorder.fake_input(item) if isinstance(item, torch.Tensor) else item for item in example]
+        self.batch = [
+            self.recorder.fake_input(item) if isinstance(item, torch.Tensor | Like) else item for item in example
+        ]
         self.channels_last = memory_format == "channels_last"
         self.names: dict[int, tuple[str, Role]] = {}
         self.sources: dict[int, Source] = {}  # by raw tensor
         self.constants: dict[int, bytes] = {}
+        self.seen = Observed()
+        self.outputs: list[torch.Tensor] = []
+        self.gradients: list[torch.Tensor | None] = []
 
-    def training(
-        self,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        trained: list[optimizers.Trained],
-        unused: Unused,
-        clip_norm: float | None,
-    ) -> Graph:
+    def record_training(self, loss: Loss, trained: list[optimizers.Trained], clip_norm: float | None) -> None:
         with self._recording(), torch.enable_grad():
             batch = self.batch
             if self.channels_last:
                 batch = [self.recorder.channels_last(t) if isinstance(t, torch.Tensor) else t for t in batch]
             value = _check_loss(loss(self.model, *batch))
             gradients = trace_backward(self.recorder, value, [t.parameter for t in trained])
-            gradients = [g.clone() if g is not None and self.recorder.outlives_step(g) else g for g in gradients]
+            outlive = self.recorder.outlive_step(gradients)
+            gradients = [
+                g.clone() if g is not None and outlives else g for g, outlives in zip(gradients, outlive, strict=True)
+            ]
             if clip_norm is not None:
                 gradients = _clipped(gradients, clip_norm)
-        reached = [(t, g) for t, g in zip(trained, gradients, strict=True) if g is not None]
-        missed = [self._name(t.parameter, t.path) for t, g in zip(trained, gradients, strict=True) if g is None]
+        self.outputs, self.gradients = [value], gradients
+
+    def record_inference(self) -> None:
+        with self._recording(), torch.no_grad():
+            result = self.model(*self.batch)
+        self.outputs = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
+        if not self.outputs:
+            raise UserError(f"{type(self.model).__name__} returns no tensor", received=type(result).__name__)
+
+    @cached_property
+    def signature(self) -> Signature:
+        number = self.recorder.number
+        results = (*map(number, self.outputs), *(None if g is None else number(g) for g in self.gradients))
+        return signature_of(self.recorder.recording, results)
+
+    def training(self, optimizer: torch.optim.Optimizer, trained: list[optimizers.Trained], unused: Unused) -> Graph:
+        """The graph of what was recorded."""
+        pairs = list(zip(trained, self.gradients, strict=True))
+        reached = [(t, g) for t, g in pairs if g is not None]
+        missed = [self._name(t.parameter, t.path) for t, g in pairs if g is None]
         if missed and unused == "error":
             raise _unreached(missed)
         self._refuse_random_backward()
         self._refuse_labels()
         self._name_persistent(trained)
         number = self.recorder.number
+        (value,) = self.outputs
         kept = [number(value), *(number(g) for _, g in reached)]
         lowered = lower(self.recorder, kept, self.names)
         graph = self._graph(lowered, [number(value)])
@@ -268,12 +328,8 @@ class _Capture:
         return graph
 
     def inference(self) -> Graph:
-        with self._recording(), torch.no_grad():
-            result = self.model(*self.batch)
-        outputs = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
-        if not outputs:
-            raise UserError(f"{type(self.model).__name__} returns no tensor", received=type(result).__name__)
-        numbers = [self.recorder.number(t) for t in outputs]  # first: a buffer may be given out that nothing reads
+        """The graph of what was recorded."""
+        numbers = [self.recorder.number(t) for t in self.outputs]  # first: nothing may read a buffer that is given out
         self._name_persistent([])
         graph = self._graph(lower(self.recorder, numbers, self.names), numbers)
         verify(graph)
@@ -281,35 +337,30 @@ class _Capture:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        """Record; put the model's attributes back; turn whatever goes wrong into an error that names the module."""
-        mutable = [vars(m) for m in self.walk.modules.values()]
-        mutable += [held for attributes in mutable for held in attributes.values()] + self.walk.containers
-        before = [(held, copy.copy(held)) for held in mutable if type(held) in _PUT_BACK]
+        """Record; turn whatever goes wrong into an error that names the module."""
         try:
             fused = _without_fused_recurrence(self.model)
-            with fused, _no_other_randomness(), _empty_autocast_cache(), self.recorder.active():
+            with fused, _empty_autocast_cache(), self.recorder.active(), observed() as self.seen:
                 yield
-            stored = self._stored_tensors()
         except EdgetrainError:
             raise
         except Exception as error:
+            refuse_calls(self.seen)
             raise _explain(error, self.recorder.module, type(self.model).__name__) from error
         finally:
             self.recorder.forget_history()
-            for held, copied in before:
-                _put_back(held, copied)
-        if stored:
+        if stored := self._stored_tensors():
             raise stored
 
     def _stored_tensors(self) -> UserError | None:
-        for module in self.walk.modules.values():
+        for module in self.reach.modules.values():
             for key, value in vars(module).items():
                 if key not in ("_parameters", "_buffers") and any(isinstance(t, FakeTensor) for t in _tensors(value)):
                     return self._storing(module, key, "is no buffer")
             for key, value in module._buffers.items():
                 if isinstance(value, FakeTensor):
                     return self._storing(module, key, "is replaced by a new tensor")
-        if any(isinstance(t, FakeTensor) for held in self.walk.containers for t in _tensors(held)):
+        if any(isinstance(t, FakeTensor) for held in self.reach.held() for t in _tensors(held)):
             return UserError(
                 "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step "
                 "could not do",
@@ -348,7 +399,7 @@ class _Capture:
                     raise ExampleRefused("the loss", received=f"class labels of type {dtype}", next_step=_LABELS)
 
     def _name(self, tensor: torch.Tensor, fallback: str) -> str:
-        path = self.walk.tensors.get(id(tensor))
+        path = self.reach.tensors.get(id(tensor))
         return path.removeprefix("model.") if path else f"optimizer.{fallback}"
 
     def _name_persistent(self, trained: list[optimizers.Trained]) -> None:
@@ -378,7 +429,7 @@ class _Capture:
             self.constants[raw] = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
     def _external(self, raw: int, real: torch.Tensor) -> None:
-        name = self.walk.tensors.get(id(real)) or f"external.{len(self.externals)}"
+        name = self.reach.tensors.get(id(real)) or f"external.{len(self.externals)}"
         self.externals[name] = real
         role: Role = "parameter" if isinstance(real, nn.Parameter) else "buffer"
         self._persistent(raw, name, role, Source("external", name))
@@ -421,35 +472,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _put_back(held: Any, before: Any) -> None:
-    if isinstance(held, list):
-        held[:] = before
-    elif isinstance(held, deque):
-        held.clear()
-        held.extend(before)
-    else:
-        held.clear()
-        held.update(before)
-
-
-@contextmanager
-def _no_other_randomness() -> Iterator[None]:
-    """Numbers that Python or NumPy draws would be captured once and then be the same in every step."""
-    python, arrays = random.getstate(), np.random.get_state(legacy=False)
-    try:
-        yield
-        drawn = "random" if random.getstate() != python else ""
-        drawn = drawn or ("numpy.random" if not _same_state(np.random.get_state(legacy=False), arrays) else "")
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)
-    if drawn:
-        raise UserError(
-            f"the model or the loss draws numbers from {drawn}, which a captured step would not draw again",
-            next_step="draw them with torch (torch.rand), without deciding by their values in Python",
-        )
-
-
 @contextmanager
 def _empty_autocast_cache() -> Iterator[None]:
     """Inside an autocast block of the caller's, neither we may meet weights that it cast before nor it those we did."""
@@ -458,10 +480,6 @@ def _empty_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.clear_autocast_cache()
-
-
-def _same_state(a: Any, b: Any) -> bool:
-    return bool(a["state"]["pos"] == b["state"]["pos"]) and np.array_equal(a["state"]["key"], b["state"]["key"])
 
 
 def _check_loss(value: Any) -> torch.Tensor:

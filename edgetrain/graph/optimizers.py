@@ -73,15 +73,9 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
 
 
 def structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What a graph depends on: a change of it (momentum switched on, a parameter frozen) asks for another capture."""
+    """Which state the optimizer keeps: a change of it (momentum switched on) asks for another capture."""
     kind = kind_of(optimizer)
-    return (
-        kind,
-        *(
-            (_state_keys(kind, group), tuple(p.requires_grad for p in group["params"]))
-            for group in optimizer.param_groups
-        ),
-    )
+    return (kind, *(_state_keys(kind, group) for group in optimizer.param_groups))
 
 
 def _state_keys(kind: str, group: dict[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold
 from edgetrain.graph.ir import Phase
+from edgetrain.graph.observe import paused
 
 aten = torch.ops.aten
 
@@ -34,6 +35,20 @@ aten = torch.ops.aten
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _HIDDEN_WRITES_TRAINING = 5  # position of their `training` flag
 _LIKE = (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
+
+
+@dataclass(frozen=True)
+class Like:
+    """Of a tensor of the batch what a fake one is made from."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Like:
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +144,12 @@ class Recorder(TorchDispatchMode):
     def module(self) -> str:
         return self._stack[-1] if self._stack else ""
 
-    def fake_input(self, like: torch.Tensor) -> torch.Tensor:
+    def fake_input(self, like: torch.Tensor | Like) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
+        like = Like.of(like) if isinstance(like, torch.Tensor) else like
         with self.fake_mode:
-            fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-            if not _dense(like):
+            fake = torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device=like.device)
+            if not _dense(fake):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
         self._number(fake)
         return fake
@@ -154,10 +170,11 @@ class Recorder(TorchDispatchMode):
             raise InternalError(f"a tensor of shape {tuple(tensor.shape)} came from outside the recording")
         return found
 
-    def outlives_step(self, tensor: torch.Tensor) -> bool:
-        """Is it (a view of) a real tensor, such as a parameter that a custom function hands on as a gradient?"""
+    def outlive_step(self, tensors: Sequence[torch.Tensor | None]) -> list[bool]:
+        """Which are (views of) real tensors, such as a parameter that a custom function hands on as a gradient?"""
         storage = self.recording.storage
-        return storage(self.number(tensor)) in {storage(raw) for raw in self.recording.externals}
+        real = {storage(raw) for raw in self.recording.externals}
+        return [tensor is not None and storage(self.number(tensor)) in real for tensor in tensors]
 
     def _number(self, fake: torch.Tensor) -> int:
         known = self._number_of.get(id(fake))
@@ -210,7 +227,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with paused():
+            return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from edgetrain.costs.table import to_json
 from edgetrain.errors import EdgetrainError
-from edgetrain.graph import cache
+from edgetrain import cache
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate
@@ -45,8 +45,8 @@ class KnownPlans:
         parts = json.dumps([VERSION, task.graph.key, to_json(task.costs), task.updates, way], sort_keys=True)
         self._task = task
         self._digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
-        graphs = cache.folder() if use_cache else None
-        self._folder = None if graphs is None else graphs.parent / "plans" / self._digest
+        kept = cache.folder() if use_cache else None
+        self._folder = None if kept is None else kept / "plans" / self._digest
 
     def keeping(self, budget: int) -> Plan | None:
         """The plan of the smallest peak that was made for this budget, or for more, and keeps it."""

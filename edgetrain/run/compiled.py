@@ -85,13 +85,13 @@ class Known:
     def __init__(
         self, graph: Graph, costs: Costs | None, updates: Updates, *, check_finite: bool, resumable: bool
     ) -> None:
-        self._graph, self._costs, self._updates = graph, costs, updates
+        self._graph, self.costs, self._updates = graph, costs, updates
         self.words = Words(graph, check_finite=check_finite, resumable=resumable)
 
     @cached_property
     def task(self) -> Problem:
-        assert self._costs is not None
-        return problem(self._graph, self._costs, self._updates)
+        assert self.costs is not None
+        return problem(self._graph, self.costs, self._updates)
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -140,7 +140,7 @@ class CompiledStep:
         self.falls: list[Fall] = []
         self.beside_bytes = 0
         self._optimizer = optimizer
-        self._check_finite, self._costs = check_finite, costs
+        self._check_finite, self.costs = check_finite, costs
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
@@ -226,7 +226,7 @@ class CompiledStep:
     def _new_pages(self, folder: str | Path | None, calls: Calls | None) -> Pages | None:
         if not self.plan.paged:
             return None
-        if folder is None or self._costs is None:
+        if folder is None or self.costs is None:
             raise UserError(
                 "this plan pages tensors to storage", expected="a folder to page to, and the costs of the graph",
                 next_step="give page_to and costs, or plan without a store",

@@ -9,20 +9,18 @@ Out: a `Variant`: one step; or, where the budget moves, one for each of the plan
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
-from edgetrain.errors import Infeasible, InternalError, UserError
+from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.capture import Captured, MemoryFormat, capture_with_externals
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
@@ -41,7 +39,6 @@ from edgetrain.run.compiled import CompiledStep, Known
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 from edgetrain.run.options import Options
 
-T = TypeVar("T")
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,19 +57,6 @@ class Variant:
         return self.steps[0].plan
 
 
-def captured_apart(capture: Callable[[], T]) -> T:
-    """Capture in a process of its own first, so that what tracing leaves behind goes with it; here the graph is then
-    found in the cache. What goes wrong goes wrong again here, and is told then."""
-
-    def work() -> None:
-        torch.set_num_threads(1)  # the threads of this process are not there in its copy
-        capture()
-
-    with contextlib.suppress(InternalError):
-        child.forked(work)
-    return capture()
-
-
 class StepMaker:
     """
     channels_last: images may run so, until a kernel shows that it does not keep that layout.
@@ -89,6 +73,7 @@ class StepMaker:
         self.model, self.loss, self.optimizer, self.options = model, loss, optimizer, options
         self.channels_last = True
         self.page_to = options.page_to
+        self._known: Sequence[Variant] = ()
         self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self.micro = MicroBatches(
@@ -98,8 +83,12 @@ class StepMaker:
             )
         )  # fmt: skip
 
-    def new(self, batch: tuple[Any, ...]) -> Variant:
-        """What trains on batches like this one, within what was asked for."""
+    def new(self, batch: tuple[Any, ...], known: Sequence[Variant] = ()) -> Variant:
+        """What trains on batches like this one, within what was asked for.
+
+        known: made for batches of this shape before something changed; if the graph is still the same, so is the plan.
+        """
+        self._known = known
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
         self._quickly = False
         if self.options.follow is not None:
@@ -136,26 +125,25 @@ class StepMaker:
 
     def _whole(self, batch: tuple[Any, ...]) -> Variant:
         part = self._capture(batch)
-        plan, costs = self._plan(part.graph, part.exact)
-        return Variant([self._compiled(part.graph, plan, part.captured.externals, costs)], part.captured)
+        same = [one for one in self._known if one.captured.signature == part.captured.signature]
+        if not same:
+            plan, costs = self._plan(part.graph, part.exact)
+            return Variant([self._compiled(part.graph, plan, part.captured.externals, costs)], part.captured)
+        before = same[-1].steps[0]
+        assert isinstance(before, CompiledStep)  # as it was for the same batch
+        step = self._compiled(before.graph, before.plan, part.captured.externals, before.costs)
+        captured = replace(part.captured, watch=part.captured.watch.narrowed())
+        return Variant([step], captured)
 
     def _capture(self, batch: tuple[Any, ...], *, clips: bool = True) -> Part:
         """clips: the gradients of this batch alone, if that is asked for at all."""
         memory_format = self._memory_format(batch)
-
-        def capture() -> Captured:
-            return capture_with_externals(
-                self.model,
-                self.loss,
-                self.optimizer,
-                batch,
-                unused=self.options.unused,
-                memory_format=memory_format,
-                clip_norm=self.options.clip_norm if clips else None,
-                use_cache=self.options.use_cache,
-            )
-
-        captured = capture() if self.options.process_memory_bytes is None else captured_apart(capture)
+        captured = capture_with_externals(
+            self.model, self.loss, self.optimizer, batch,
+            unused=self.options.unused, memory_format=memory_format,
+            clip_norm=self.options.clip_norm if clips else None,
+            apart=self.options.apart or self.options.process_memory_bytes is not None,
+        )  # fmt: skip
         graph = captured.graph
         if memory_format == "channels_last" and self.options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)

@@ -122,7 +122,7 @@ class MicroBatches:
 
     def part(self, batch: Batch) -> Part:
         key = tuple((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in batch)
-        if key not in self.parts or self.parts[key].captured.walk.changed():
+        if key not in self.parts or not self.parts[key].captured.watch.holds():
             self.parts[key] = self.work.capture(batch)
         return self.parts[key]
 
@@ -218,7 +218,7 @@ class MicroBatches:
             for p, i in enumerate(batch)
         )
         key = (rows, tuple(module.training for module in self.work.model.modules()))
-        if key not in self.reasons or self.reasons[key][1].walk.changed():
+        if key not in self.reasons or not self.reasons[key][1].watch.holds():
             two, three = (self.part(_picked(batch, cut, n)).captured for n in (2, 3))
             self.reasons[key] = self._require_mean(two.graph, three.graph, batch, cut), two
         return self.reasons[key][0]

@@ -32,6 +32,7 @@ class Options:
     follow: Callable[[], object] | Literal["auto"] | None = None
     micro_batches: int | Literal["auto"] | None = None
     allow_inexact: bool = False
+    apart: bool = False  # capture in a process of its own, where this one is not bounded too
 
     def __post_init__(self) -> None:
         check_planner(self.planner)

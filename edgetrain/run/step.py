@@ -4,9 +4,10 @@ In:  a model, a loss, an optimizer: ordinary PyTorch objects, and they stay so.
 Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and optimizer state hold what plain PyTorch
      would hold. A call that raises has changed nothing.
 
-What a graph depends on is looked at before each call: shapes of the batch, training flags, plain attributes of the
-modules and variables of the loss, the structure of the optimizer. When one of them has changed the step captures
-again; the last, smaller batch of an epoch is such a case.
+What a capture read is compared before each call (graph/watch.py): the layout of the batch, attributes and classes of
+the modules, variables of the loss, the parameters of the optimizer. When something has changed the step is captured
+again; the last, smaller batch of an epoch is such a case. What no look at Python's objects can see is met by a net: after
+2, 4, 8, … steps the step is captured again over fake tensors, and must be the same.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from torch import nn
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph import optimizers
-from edgetrain.graph.capture import Unused, check_example
-from edgetrain.graph.fingerprint import settings
+from edgetrain.graph.capture import Captured, Unused, check_example
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.modes import evaluating
+from edgetrain.graph.settings import settings
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
@@ -38,8 +39,10 @@ from edgetrain.run.making import StepMaker, Variant
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep
 from edgetrain.run.options import Options, StepFormat
+from edgetrain.run.recapture import Recapture
 
 T = TypeVar("T")
+MAX_STATES = 4  # of a model, such as training and evaluation mode, for each of these shapes
 MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
 
 
@@ -114,7 +117,9 @@ class Step:
     def __init__(self, maker: StepMaker) -> None:
         self._model, self._loss, self._optimizer = maker.model, maker.loss, maker.optimizer
         self._maker, self._options = maker, maker.options
-        self._variants: dict[Any, Variant] = {}
+        self._variants: dict[Any, list[Variant]] = {}
+        self._recapture = Recapture()
+        self._captured: Captured | None = None  # of the batch last trained
         self._last: CompiledStep | MicroStep | None = None
         self._steps = 0
         self.switches: list[Switch] = []  # of a budget that moves
@@ -128,7 +133,12 @@ class Step:
         return self._step(batch, lambda step: step.timed(mark, *batch))
 
     def _step(self, batch: tuple[Any, ...], run: Callable[[CompiledStep | MicroStep], torch.Tensor]) -> torch.Tensor:
-        result = self._try(batch, run)
+        def run_if_same(step: CompiledStep | MicroStep) -> torch.Tensor:
+            assert self._captured is not None
+            self._recapture.require_same(self._captured, self._steps)
+            return run(step)
+
+        result = self._try(batch, run_if_same)
         self._note_falls()
         self._steps += 1
         if self._options.keep_memory:
@@ -213,13 +223,15 @@ class Step:
     def of_shape(self, *batch: Any) -> CompiledStep | MicroStep:
         """The step for batches of this shape; captured, planned and compiled now if it is new."""
         key = self._key(check_example(batch))
-        variant = self._variants.pop(key, None)
-        if variant is None or variant.captured.walk.changed():
-            variant = self._maker.new(batch)
-        self._variants[key] = variant  # at the end: used last
+        variants = self._variants.pop(key, [])
+        variant = next((one for one in reversed(variants) if one.captured.watch.holds()), None)
+        if variant is None:
+            variant = self._maker.new(batch, variants)
+        variants = [*(one for one in variants if one is not variant), variant][-MAX_STATES:]  # used last
+        self._variants[key] = variants
         while len(self._variants) > MOST_VARIANTS:
             self._variants.pop(next(iter(self._variants)))
-        self._last = self._chosen(variant)
+        self._last, self._captured = self._chosen(variant), variant.captured
         return self._last
 
     def _chosen(self, variant: Variant) -> CompiledStep | MicroStep:
@@ -305,13 +317,6 @@ class Step:
         return (
             tuple(
                 (t.shape, t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch
-            ),
-            tuple((id(module), module.training) for module in self._model.modules()),
-            tuple((p.shape, p.dtype, p.stride()) for p in self._model.parameters()),
-            tuple(
-                None if b is None else (b.shape, b.dtype, b.stride())
-                for module in self._model.modules()
-                for b in module._buffers.values()
             ),
             optimizers.structure(self._optimizer),
             settings(),

@@ -168,14 +168,13 @@ def stores_plain_things(module: Any, y: Tensor) -> Tensor:
     module.kept.items.append(2)
     module.by_name["a"].append(1)
     module.recent.append(1)
-    del module.doomed
     return y
 
 
 def with_holders(function: Callable[[Any, Tensor], Tensor]) -> Any:
     model = net(function)
     inner: Any = model.second
-    inner.nested, inner.kept, inner.doomed = {"a": {"b": [0]}}, Kept(), 3
+    inner.nested, inner.kept = {"a": {"b": [0]}}, Kept()
     inner.by_name, inner.recent = defaultdict(list, b=[1]), deque([0], maxlen=2)
     inner.names = SimpleNamespace(last=None)
     return model

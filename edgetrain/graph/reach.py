@@ -1,0 +1,407 @@
+"""Everything that a model, a loss and an optimizer can read: a walk over Python objects.
+
+In:  any objects, and, once a step has been captured, what ran meanwhile (`Observed`).
+Out: `Reach`: the tensors and modules with the paths to them, every place where a program may put something else
+     (attributes, items, variables, classes, functions), and the trail of what stands there.
+
+Without `Observed` the walk goes into every function of the user's own. With it, only into functions that ran, those of
+installed packages included, and of what belongs to packages only to attributes whose names stand in code that ran. A narrow walk
+does so with everything.
+"""
+
+from __future__ import annotations
+
+import array
+import builtins
+import ctypes
+import functools
+import gc
+import io
+import random
+import sys
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgetrain.graph.installed import installed
+from edgetrain.graph.observe import Observed, code_of, names_in
+
+Trail = list[tuple[Any, ...]]
+
+PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
+    torch.dtype, torch.device, torch.memory_format, torch.layout,
+)  # fmt: skip
+# Nothing of the user's hangs on these.
+_CLOSED = (
+    types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.ClassMethodDescriptorType, np.ufunc, torch.Generator,
+)  # fmt: skip
+# Their state is not among what they hold.
+_STATEFUL = (
+    bytearray, array.array, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
+    ctypes._SimpleCData, ctypes.Structure, ctypes.Array, ContextVar,
+)  # fmt: skip
+_WRAPPERS = (functools.partial, types.MethodType, staticmethod, classmethod, property)
+_WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
+_CACHED = type(functools.lru_cache(len))
+_SHELVES = ("_parameters", "_buffers", "_modules")
+LARGE_BYTES = 1 << 20
+_HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
+_CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
+_NOISE = {"_is_full_backward_hook", "_non_persistent_buffers_set"}  # of modules
+
+
+class Reach:
+    """
+    trail:      what was met, in order: (path, its sort, what tells it from another of that sort)
+    tensors:    id → path, the first one found
+    attributes: the `__dict__` of objects, modules and functions: (mapping, keys that count, path)
+    variables:  the same of Python modules, whose other variables do not count
+    absent:     (mapping, names that would count if they were there)
+    """
+
+    def __init__(self, observed: Observed | None = None, *, narrow: bool = False) -> None:
+        self._observed = observed if observed is not None and observed.complete else None
+        self._narrow = narrow and self._observed is not None
+        self._pending: list[tuple[Any, str]] = []
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+        self._paths: set[str] = set()
+        self._used: set[tuple[int, frozenset[str]]] = set()
+        self.alive: list[Any] = []  # what was met is kept, so that no identity is used twice
+        self.trail: Trail = []
+        self.tensors: dict[int, str] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self.attributes: list[tuple[dict[str, Any], list[str], str]] = []
+        self.variables: list[tuple[dict[str, Any], list[str], str]] = []
+        self.absent: list[tuple[dict[str, Any], frozenset[str]]] = []
+        self.containers: list[tuple[Any, str]] = []
+        self.cells: list[tuple[types.CellType, str]] = []
+        self.classes: list[type] = []
+        self.functions: list[types.FunctionType] = []
+        self.slots: list[tuple[Any, str, str]] = []
+        self.arrays: list[tuple[np.ndarray[Any, Any], str]] = []
+        self.stateful: list[tuple[Any, str]] = []
+        self.objects: list[Any] = []  # whose class may be set
+
+    def add(self, value: Any, path: str) -> None:
+        """Walk everything that hangs on `value`, depth first, in the order in which it was written down."""
+        self._pending.append((value, path))
+        self._drain()
+
+    def add_scopes(self) -> None:
+        """The variables of the modules whose code ran."""
+        for module, names in self._observed.scopes.items() if self._observed else ():
+            if module in sys.modules:
+                self._add_variables(vars(sys.modules[module]), names)
+                self._drain()
+
+    def held(self) -> Iterator[Any]:
+        """The containers, and what stands at each place now."""
+        yield from (container for container, _ in self.containers)
+        yield from (own[key] for own, _, _ in self.attributes for key in tuple(own))
+        yield from (scope.get(key) for scope, keys, _ in self.variables for key in keys)
+        yield from (scope[name] for scope, names in self.absent for name in names if name in scope)
+        yield from (cell.cell_contents for cell, _ in self.cells if is_set(cell))
+        yield from (getattr(value, slot, None) for value, slot, _ in self.slots)
+        yield from (item for cls in self.classes for item in vars(cls).values())
+
+    def _drain(self) -> None:
+        pending = self._pending
+        while pending:
+            value, path = pending.pop()
+            if isinstance(value, PLAIN):
+                self.trail.append((path, type(value), repr(value) if isinstance(value, float | complex) else value))
+            elif id(value) in self._numbers:
+                self.trail.append((path, "met", self._numbers[id(value)]))
+            else:
+                self._number(value)
+                self.trail.append((path, *self._described(value)))
+                begin = len(pending)
+                self._visit(value, path)
+                pending[begin:] = pending[begin:][::-1]
+
+    def _number(self, value: Any) -> None:
+        self._numbers[id(value)] = len(self.alive)
+        self.alive.append(value)
+
+    def _push(self, value: Any, path: str) -> None:
+        self._pending.append((value, path))
+
+    def _counts(self, name: Any, owner: Any) -> bool:
+        """Is an attribute of that name read? Of objects of the user's own all are, unless the walk is narrow."""
+        seen = self._observed
+        if seen is None or name in seen.names:
+            return True
+        named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
+        own = isinstance(owner, nn.Module) or not installed(named.__module__)
+        return own and name not in _CLASS_NOISE and (not self._narrow or seen.by_any_name)
+
+    def _described(self, value: Any) -> tuple[Any, ...]:
+        """Containers, objects and functions by their parts, which follow on the trail; all else by identity."""
+        if isinstance(value, torch.Tensor):
+            return "tensor", id(value), layout_of(value)[:-1], self._storage_of(value)
+        if isinstance(value, np.ndarray):
+            return "array", value.shape, value.dtype.str, content_of(value)
+        if isinstance(value, types.FunctionType):
+            return "function", id(value.__code__)
+        if isinstance(value, dict | list | tuple | deque | set | frozenset):
+            return type(value), len(value)
+        if isinstance(value, type | types.ModuleType) or isinstance(value, _CLOSED):
+            return "one", id(value)
+        return type(value), state_of(value) if _is_stateful(value) else None
+
+    def _storage_of(self, tensor: torch.Tensor) -> int:
+        """Tensors that share memory have the same number."""
+        return self._storages.setdefault(layout_of(tensor)[-1] or id(tensor), len(self._storages))
+
+    def _visit(self, value: Any, path: str) -> None:
+        if isinstance(value, torch.Tensor):
+            self.tensors[id(value)] = self._path_of_its_own(path)
+            if value.__dict__:
+                self._add_attributes(value, path)
+            self._push(value._backward_hooks, f"{path}'s hooks")
+        elif isinstance(value, nn.Module):
+            self._visit_module(value, path)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value, path)
+        elif isinstance(value, type):
+            self._visit_class(value, path)
+        elif isinstance(value, types.ModuleType):
+            self._visit_python_module(value, path)
+        elif isinstance(value, dict | types.MappingProxyType | list | tuple | deque | set | frozenset):
+            self._visit_container(value, path)
+        elif isinstance(value, np.ndarray):
+            self.arrays.append((value, path))
+            if value.dtype.hasobject:
+                self._push(value.ravel().tolist(), path)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self._push(value.__self__, path)
+        elif not isinstance(value, _CLOSED):
+            self._visit_object(value, path)
+
+    def _path_of_its_own(self, path: str) -> str:
+        """Variables of two functions may have one name; a tensor is found again by its path, so no two share one."""
+        own, number = path, 1
+        while own in self._paths:
+            number += 1
+            own = f"{path}~{number}"
+        self._paths.add(own)
+        return own
+
+    def _visit_module(self, module: nn.Module, path: str) -> None:
+        self.modules[path] = module
+        self.objects.append(module)
+        own = vars(module)
+        self._push(type(module), path)
+        self._add_keys(own, [key for key in own if key not in _SHELVES and key not in _NOISE], module, path)
+        for shelf in _SHELVES:
+            items = own.get(shelf, {})
+            self._number(items)
+            self.attributes.append((items, list(items), path))
+            for name, item in items.items():
+                self._push(item, f"{path}.{name}")
+
+    def _add_keys(self, own: dict[str, Any], keys: Iterable[str], owner: Any, path: str) -> None:
+        read = [key for key in keys if self._counts(key, owner)]
+        self.attributes.append((own, read, path))
+        for key in read:
+            self._push(own[key], f"{path}.{key}" if path else key)
+
+    def _add_attributes(self, value: Any, path: str) -> None:
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            self._add_keys(own, own, value, path)
+
+    def _visit_container(self, value: Any, path: str) -> None:
+        self.containers.append((value, path))
+        if isinstance(value, dict | types.MappingProxyType):
+            for key, item in items_of(value):
+                self._push(key, path)
+                self._push(item, f"{path}.{key}")
+        else:
+            for position, item in enumerate(value):
+                self._push(item, f"{path}.{position}")
+        if type(value).__module__ not in ("builtins", "collections"):
+            self._push(type(value), path)
+            self._add_attributes(value, path)
+
+    def _visit_function(self, function: types.FunctionType, path: str) -> None:
+        seen = self._observed
+        if seen and code_of(function.__code__) not in seen.codes:
+            return
+        self.functions.append(function)
+        self._add_cells(function, path)
+        if not seen and installed(function.__module__):
+            return  # its cells alone: a decorator of a package may stand around a function of the user's
+        self._push(function.__defaults__, path)
+        self._push(function.__kwdefaults__, path)
+        if function.__dict__:
+            self._add_keys(function.__dict__, function.__dict__, function, path)
+        self._add_variables(function.__globals__, names_in(function.__code__))
+
+    def _add_cells(self, function: types.FunctionType, path: str) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self.cells.append((cell, name))
+            if is_set(cell):
+                self._push(cell.cell_contents, name)
+
+    def _add_variables(self, scope: dict[str, Any], names: Iterable[str]) -> None:
+        """The globals among `names`; where there is none, the builtin of that name."""
+        self._add_named(scope, names, names, "")
+        elsewhere = [name for name in names if name not in scope and name in vars(builtins)]
+        self.variables.append((vars(builtins), elsewhere, "builtins"))
+
+    def _add_named(self, scope: dict[str, Any], names: Iterable[str], deeper: Iterable[str], path: str) -> None:
+        """The variables called `names` of a Python module, and of the modules among them those called `deeper`."""
+        here = sorted(name for name in names if name in scope)
+        self.variables.append((scope, here, path.removesuffix(".")))
+        self.absent.append((scope, frozenset(names) - set(here)))
+        for name in here:
+            value = scope[name]
+            if not isinstance(value, types.ModuleType):
+                self._push(value, f"{path}{name}")
+            elif self._observed is not None or not installed(value.__name__):
+                at = (id(value), frozenset(deeper))
+                if at not in self._used:
+                    self._used.add(at)
+                    self._add_named(vars(value), deeper, deeper, f"{path}{name}.")
+
+    def _visit_class(self, cls: type, path: str) -> None:
+        if not cls.__flags__ & _HEAP_TYPE:
+            return
+        self.classes.append(cls)
+        for base in (*cls.__bases__, type(cls)):
+            self._push(base, path)
+        if installed(cls.__module__) and self._observed is None:
+            return
+        for key, item in vars(cls).items():
+            code = isinstance(item, types.FunctionType | staticmethod | classmethod | property)
+            if code or self._counts(key, cls):
+                self._push(item, f"{path}.{key}")
+
+    def _visit_python_module(self, module: types.ModuleType, path: str) -> None:
+        """Held by an object: all of a module of the user's own counts."""
+        if not installed(module.__name__):
+            self._add_named(vars(module), [key for key in vars(module) if not key.startswith("__")], (), f"{path}.")
+
+    def _visit_object(self, value: Any, path: str) -> None:
+        if _is_stateful(value):
+            self.stateful.append((value, path))
+        if isinstance(value, weakref.ReferenceType):  # recurrent layers hold their weights this way too
+            self._push(value(), path)
+            return
+        slots = list(_slots(type(value)))
+        self.objects.append(value)
+        self._push(type(value), path)
+        self._add_attributes(value, path)
+        for slot in slots:
+            if self._counts(slot, value):
+                self.slots.append((value, slot, path))
+                self._push(getattr(value, slot, None), f"{path}.{slot}")
+        if isinstance(value, _WRAPPERS):
+            for name in _WRAPPED:
+                self._push(getattr(value, name, None), path)
+        elif isinstance(value, _CACHED) or (not slots and not hasattr(value, "__dict__")):
+            for item in _held(value):
+                self._push(item, path)
+
+
+def _slots(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        for slot in (names,) if isinstance(names, str) else names:
+            if slot not in ("__dict__", "__weakref__"):
+                private = slot.startswith("__") and not slot.endswith("__")
+                yield f"_{base.__name__.lstrip('_')}{slot}" if private else slot
+
+
+def _held(value: Any) -> list[Any]:
+    """What an object written in C holds: an iterator its list, a view its dict. Frames and modules are not followed."""
+    return [item for item in gc.get_referents(value) if not isinstance(item, types.FrameType | types.ModuleType | type)]
+
+
+def is_set(cell: types.CellType) -> bool:
+    """A variable of an enclosing function has a value."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def items_of(mapping: Any) -> Iterable[tuple[Any, Any]]:
+    """The items themselves, in their order, whatever a subclass shows."""
+    if isinstance(mapping, OrderedDict):
+        return OrderedDict.items(mapping)
+    return dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
+
+
+def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
+    """Of a tensor all that a graph depends on but its values; where its memory begins comes last."""
+    if tensor is None:
+        return (None,)
+    if tensor.layout is not torch.strided:
+        return tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad, None
+    return (
+        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
+        tensor._backward_hooks is None, len(tensor.__dict__), tensor.data_ptr(),
+    )  # fmt: skip
+
+
+def _is_stateful(value: Any) -> bool:
+    return (
+        isinstance(value, (*_STATEFUL, weakref.ReferenceType))
+        or type(value).__module__ == "itertools"
+        or callable(getattr(type(value), "__next__", None))
+    )
+
+
+def state_of(value: Any) -> Any:
+    """What moves when such an object is used: something that can be compared."""
+    if isinstance(value, weakref.ReferenceType):
+        return id(value())
+    if isinstance(value, ContextVar):
+        return id(value.get(None))
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, np.random.BitGenerator):
+        return repr(value.state)
+    if isinstance(value, bytearray | array.array | ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
+        return bytes(value)
+    if isinstance(value, io.IOBase):
+        return None if value.closed or not value.seekable() else value.tell()
+    return [id(item) for item in _held(value)], list(_position(value))
+
+
+def _position(iterator: Any) -> Iterator[Any]:
+    """How far an iterator is, as plain values; those that do not say it hold what moves."""
+    try:
+        parts = [iterator.__reduce__()]
+    except (TypeError, AttributeError):
+        return
+    while parts:
+        part = parts.pop()
+        if isinstance(part, tuple):
+            parts.extend(part)
+        elif isinstance(part, PLAIN):
+            yield part
+
+
+def content_of(array: np.ndarray[Any, Any]) -> bytes:
+    """What an array holds; of a large one evenly spread samples."""
+    if array.dtype.hasobject:
+        return b""
+    return (array if array.nbytes <= LARGE_BYTES else array.flat[:: array.size // 4096]).tobytes()

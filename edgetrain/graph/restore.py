@@ -1,0 +1,187 @@
+"""What code may have changed while it was captured, restored.
+
+In:  everything that model, loss and optimizer can reach (`Reach`), before their code runs.
+Out: `Before.restore()` puts back attributes, items, variables, arrays, generators of random numbers and gradients, and
+     `Before.moved()` names those that are not what they were. What code does outside of the process (prints, files) is
+     not undone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from io import IOBase
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgetrain.graph.reach import LARGE_BYTES, PLAIN, Reach, is_set, items_of, state_of
+
+_MISSING = object()
+
+
+class Before:
+    """Of the variables of Python modules those are restored that functions name."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._alive = reach.alive
+        self._objects = [(d, dict(d), path) for d, _, path in reach.attributes]
+        self._variables = [(d, {key: d[key] for key in keys}, path) for d, keys, path in reach.variables]
+        self._absent = reach.absent
+        self._containers = [(c, _items(c), path) for c, path in reach.containers if isinstance(c, _CHANGING)]
+        self._cells = [(c, c.cell_contents if is_set(c) else _MISSING, path) for c, path in reach.cells]
+        self._classes = [(c, dict(vars(c))) for c in reach.classes]
+        self._slots = [(value, slot, getattr(value, slot, _MISSING), path) for value, slot, path in reach.slots]
+        self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
+        self._states = [(value, state_of(value), _put_back(value), path) for value, path in reach.stateful]
+        self._tensors = [(t, t.requires_grad, t.grad) for t in reach.alive if isinstance(t, torch.Tensor)]
+        self.tensors = reach.tensors
+        self._environment = dict(os.environ)
+
+    def moved(self) -> Iterator[tuple[str, Any]]:
+        """What is not what it was: its path, and what stands there now."""
+        for now, was, path in (*self._objects, *((d, was, path) for d, was, path in self._variables)):
+            yield from ((_join(path, key), now.get(key)) for key in was if _is_other(now.get(key, _MISSING), was[key]))
+        for own, was, path in self._objects:
+            yield from ((_join(path, key), own[key]) for key in own if key not in was)
+        for scope, names in self._absent:
+            yield from ((name, scope[name]) for name in names if name in scope)
+        for container, items, path in self._containers:
+            now_items = _items(container)
+            if len(now_items) != len(items) or any(map(_is_other, now_items, items)):
+                yield path, container
+        for cell, was, path in self._cells:
+            now = cell.cell_contents if is_set(cell) else _MISSING
+            if _is_other(now, was):
+                yield path, now
+        for cls, was in self._classes:
+            yield from ((f"{cls.__name__}.{key}", now) for key, now in vars(cls).items() if now is not was.get(key))
+        for value, slot, was, path in self._slots:
+            if _is_other(now := getattr(value, slot, _MISSING), was):
+                yield _join(path, slot), now
+        yield from ((path, now) for now, was, path in self._arrays if now.tobytes() != was.tobytes())
+
+    def places(self) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
+        """Where plain values stand in a mapping: the mapping, the key, the value that was there, its path."""
+        for own, was, path in (*self._objects, *self._variables):
+            yield from ((own, key, value, _join(path, key)) for key, value in was.items() if isinstance(value, PLAIN))
+        for container, items, path in self._containers:
+            if type(container) is dict:
+                pairs = zip(items[::2], items[1::2], strict=True)
+                yield from ((container, key, was, f"{path}.{key}") for key, was in pairs if isinstance(was, PLAIN))
+
+    def moved_by_use(self) -> list[str]:
+        """The iterators, generators and files that are further on than they were."""
+        return [path for value, state, _, path in self._states if state_of(value) != state]
+
+    def with_other_gradients(self) -> list[str]:
+        """The tensors that backward() was called for."""
+        return [self.tensors[id(t)] for t, _, grad in self._tensors if t.grad is not grad]
+
+    def restore(self) -> None:
+        for own, was, _ in self._objects:
+            if len(own) != len(was) or any(own.get(key, _MISSING) is not value for key, value in was.items()):
+                _fill(own, _items(was))
+        for scope, was, _ in self._variables:
+            scope.update({key: value for key, value in was.items() if scope.get(key, _MISSING) is not value})
+        for scope, names in self._absent:
+            for name in [name for name in names if name in scope]:
+                del scope[name]
+        for container, items, _ in self._containers:
+            _fill(container, items)
+        for cell, was, _ in self._cells:
+            if was is not _MISSING:
+                cell.cell_contents = was
+            elif is_set(cell):
+                del cell.cell_contents
+        self._restore_objects()
+
+    def _restore_objects(self) -> None:
+        for cls, was in self._classes:
+            for key in [key for key, now in vars(cls).items() if now is not was.get(key)]:
+                type.__setattr__(cls, key, was[key]) if key in was else type.__delattr__(cls, key)
+            for key in [key for key in was if key not in vars(cls)]:
+                type.__setattr__(cls, key, was[key])
+        for value, slot, was, _ in self._slots:
+            if getattr(value, slot, _MISSING) is not was:
+                object.__setattr__(value, slot, was)
+        for now, was, _ in self._arrays:
+            now[...] = was
+        for value, state, put_back, _ in self._states:
+            if put_back is not None and state_of(value) != state:
+                put_back()
+        for tensor, requires_grad, grad in self._tensors:
+            if tensor.grad is not grad:
+                tensor.grad = grad
+            if tensor.requires_grad != requires_grad and tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+
+
+_CHANGING = (list, dict, set, deque)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _is_other(now: Any, was: Any) -> bool:
+    return now is not was and not (isinstance(was, PLAIN) and type(now) is type(was) and repr(now) == repr(was))
+
+
+def _can_be_kept(values: np.ndarray[Any, Any]) -> bool:
+    return bool(values.flags.writeable) and values.nbytes <= LARGE_BYTES
+
+
+def _items(container: Any) -> list[Any]:
+    return [part for item in items_of(container) for part in item] if isinstance(container, dict) else list(container)
+
+
+def _fill(container: Any, items: list[Any]) -> None:
+    """The same items in the same order again, whatever methods a subclass has."""
+    if len(now := _items(container)) == len(items) and all(a is b for a, b in zip(now, items, strict=True)):
+        return
+    if isinstance(container, list):
+        list.__setitem__(container, slice(None), items)
+    elif isinstance(container, dict):
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        kind.clear(container)
+        kind.update(container, zip(items[::2], items[1::2], strict=True))
+    else:
+        container.clear()
+        container.extend(items) if isinstance(container, deque) else container.update(items)
+
+
+def _put_back(value: Any) -> Callable[[], object] | None:
+    """A function that puts an object's state back as it is now; None where that cannot be done."""
+    if isinstance(value, random.Random):
+        state = value.getstate()
+        return lambda: value.setstate(state)
+    if isinstance(value, np.random.Generator | np.random.BitGenerator):
+        bits: Any = value.bit_generator if isinstance(value, np.random.Generator) else value
+        bit_state = bits.state
+        return lambda: setattr(bits, "state", bit_state)
+    if isinstance(value, np.random.RandomState):
+        old = value.get_state(legacy=False)
+        return lambda: value.set_state(old)
+    if isinstance(value, ContextVar):
+        content = value.get(_MISSING)
+        return None if content is _MISSING else lambda: value.set(content)
+    if isinstance(value, bytearray | array):
+        copied = value[:]
+        return lambda: value.__setitem__(slice(None), copied)
+    if isinstance(value, ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
+        raw = bytes(value)
+        return lambda: ctypes.memmove(ctypes.addressof(value), raw, len(raw))
+    if isinstance(value, IOBase) and not value.closed and value.seekable():
+        at = value.tell()
+        return lambda: value.seek(at)
+    return None

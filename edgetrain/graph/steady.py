@@ -1,0 +1,163 @@
+"""A step is captured twice: what moves by itself between the two would be frozen in the graph, and is refused.
+
+In:  the work of two captures, and what their code may have changed (`Before`).
+Out: what ran. Attributes, generators and gradients are as they were before. A UserError where the two recordings
+     differ, or where code did what a captured step does not do again: seed a generator, draw numbers elsewhere than from
+     torch's default generator, go on with an iterator, read a clock, call backward().
+
+The second capture starts from what the first left behind, so that a counter in `forward` shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from edgetrain.errors import UserError
+from edgetrain.graph.counters import watch_numbers
+from edgetrain.graph.observe import Observed
+from edgetrain.graph.restore import Before
+from edgetrain.graph.settings import settings
+from edgetrain.graph.signature import Signature, first_difference
+
+_STATE = "keep what changes from step to step in a buffer that is changed in place, or pass it in the batch"
+
+
+class Work(Protocol):
+    seen: Observed
+
+    @property
+    def signature(self) -> Signature: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+def record_twice(works: Sequence[W], record: Callable[[W], None], before: Sequence[Before]) -> Observed:
+    """Record each of `works` in turn, compare the recordings, and restore what their code has changed."""
+    seen, used = Observed(), set[str]()
+    try:
+        with _nothing_set(), _no_other_randomness():
+            for number, work in enumerate(works):
+                try:
+                    record(work)
+                except UserError as error:
+                    raise _once_only(error, before) if number else error from error.__cause__
+                seen.merge(work.seen)
+                if number == 0:
+                    used = watch_numbers([place for state in before for place in state.places()])
+        decides_by = sorted(used)
+        refuse_calls(seen)
+        for state in before:
+            _refuse_moves(state)
+        for work in works[1:]:
+            if difference := first_difference(works[0].signature, work.signature):
+                raise _unsteady(difference, before)
+        if decides_by:
+            raise UserError(
+                f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step "
+                "would not change it",
+                next_step=_STATE,
+            )
+    finally:
+        for state in before:
+            state.restore()
+    return seen
+
+
+def refuse_calls(seen: Observed) -> None:
+    """Of what no later step would do."""
+    for call, instead in seen.once.items():
+        raise UserError(f"the model or the loss {call}, which a captured step does not do again", next_step=instead)
+
+
+def _refuse_moves(before: Before) -> None:
+    if used := before.moved_by_use():
+        raise UserError(
+            f"the model or the loss goes on with {used[0]}, an iterator, generator or file, which a captured step does "
+            "not do again",
+            next_step="pass what changes from step to step in the batch",
+        )
+
+
+def _unsteady(difference: str, before: Sequence[Before]) -> UserError:
+    return UserError(
+        "the model or the loss is not the same each time it runs, and a captured step would be",
+        expected="the same ops each time, for batches of one shape",
+        received=difference + _changes(before),
+        next_step=_STATE,
+    )
+
+
+def _once_only(error: UserError, before: Sequence[Before]) -> UserError:
+    return UserError(
+        "the model or the loss runs once and not a second time",
+        expected="the same ops each time, for batches of one shape",
+        received=f"{error.what}: {error.received}" + _changes(before),
+        next_step=_STATE,
+    )
+
+
+def _changes(before: Sequence[Before]) -> str:
+    moved = list(dict.fromkeys(path for state in before for path, _ in state.moved()))
+    return f"; what it changes: {', '.join(moved[:5])}" if moved else ""
+
+
+@contextmanager
+def _nothing_set() -> Iterator[None]:
+    """Switches of torch stay as they are."""
+    before = settings()
+    yield
+    if settings() != before:
+        raise UserError(
+            "the model or the loss sets a global switch of torch, which a captured step does not do again",
+            next_step="set it before the step",
+        )
+
+
+@contextmanager
+def _no_other_randomness() -> Iterator[None]:
+    """Numbers that Python or NumPy draws would be captured once and then be the same in every step; nor is a captured
+    step seeded by itself. The generators have a state of their own within the block, so that any use of them shows."""
+    kept = _states()
+    random.seed()
+    np.random.seed()
+    torch.default_generator.manual_seed(random.getrandbits(63))
+    begin = _states()
+    try:
+        yield
+        used = [name for name, now in _states().items() if not _same(now, begin[name])]
+    finally:
+        random.setstate(kept["random"])
+        np.random.set_state(kept["numpy.random"])
+        torch.default_generator.set_state(kept["torch"])
+    if used == ["torch"]:
+        raise UserError(
+            "the model or the loss seeds torch's generator, or draws from it without a kernel, which a captured step "
+            "does not do again",
+            next_step="seed before the step, with torch.manual_seed",
+        )
+    if used:
+        raise UserError(
+            f"the model or the loss draws numbers from {used[0]}, which a captured step would not draw again",
+            next_step="draw them with torch (torch.rand), without deciding by their values in Python",
+        )
+
+
+def _states() -> dict[str, Any]:
+    return {
+        "random": random.getstate(),
+        "numpy.random": np.random.get_state(legacy=False),
+        "torch": torch.default_generator.get_state(),
+    }
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return repr(a) == repr(b) if isinstance(a, dict) else bool(a == b)

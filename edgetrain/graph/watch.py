@@ -1,0 +1,159 @@
+"""Has anything changed that a capture read?
+
+In:  the objects that a capture started from, and what ran meanwhile (`Observed`).
+Out: `Watch.holds()`: True while every attribute, item, variable, class, function, array and iterator that the capture
+     could read is what it was. It is asked before each step, so it compares identities, in C where it can:
+
+         the same objects at the same places?  ──yes──▶ holds
+                         │ no
+                         ▼
+         walk once more: does the trail differ?  ──no──▶ holds; from here on with the new objects
+
+Plain values count by value, tensors by shape, type and layout: a step reads what they hold each time it runs. Of a large
+NumPy array samples are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+
+from edgetrain.graph.files import stamp
+from edgetrain.graph.observe import Observed
+from edgetrain.graph.reach import PLAIN, Reach, content_of, is_set, items_of, layout_of, state_of
+
+Root = tuple[Any, str]
+_MISSING = object()
+_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
+
+
+class Watch:
+    """roots: what the capture started from, each with its path.
+
+    optimizer: its parameters count, and its settings do not: a step reads them each time it runs.
+    narrow: attributes whose names stand in no code that ran do not count.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Root],
+        observed: Observed,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        narrow: bool = False,
+    ) -> None:
+        self._roots, self._observed, self._optimizer, self._narrow = roots, observed, optimizer, narrow
+        self._groups = [] if optimizer is None else optimizer.param_groups
+        reads_it = not observed.complete or not observed.names.isdisjoint(_ENVIRONMENT)
+        self._environment: dict[bytes, bytes] | None = vars(os.environ)["_data"] if reads_it else None
+        self._look()
+
+    def narrowed(self) -> Watch:
+        """The same, after a change that made no difference: a list that a training loop keeps, for example."""
+        return Watch(self._roots, self._observed, self._optimizer, narrow=True)
+
+    def holds(self) -> bool:
+        """Nothing that counts has changed since the capture."""
+        return self._untouched() or not self.changes()
+
+    def changes(self) -> list[str]:
+        """The paths of what has changed. Where nothing has, the objects there are now are compared from here on."""
+        try:
+            trail = self._walk().trail
+        except RuntimeError:  # another thread changes a container
+            return ["an object that another thread changes"]
+        different = [now[0] for now, was in zip(trail, self._trail, strict=False) if now != was]
+        longer = max(trail, self._trail, key=len)[min(len(trail), len(self._trail)) :]
+        different += [place[0] for place in longer]
+        if not different:
+            self._look()
+        return list(dict.fromkeys(different))
+
+    def _walk(self) -> Reach:
+        reach = Reach(self._observed, narrow=self._narrow)
+        for value, path in self._roots:
+            reach.add(value, path)
+        for number, group in enumerate(self._groups):
+            reach.add(group["params"], f"optimizer.{number}")
+        reach.add_scopes()
+        reach.trail.extend((file, "file", stamp(file)) for file in self._observed.files)
+        reach.trail.append(("os.environ", None if self._environment is None else dict(self._environment)))
+        return reach
+
+    def _look(self) -> None:
+        reach = self._walk()
+        self._trail, self._alive = reach.trail, reach.alive
+        self._look_at_names(reach)
+        self._look_at_objects(reach)
+
+    def _look_at_names(self, reach: Reach) -> None:
+        shelves = {id(module._buffers) for module in reach.modules.values()}
+        places = {(id(d), key): d for d, keys, _ in (*reach.attributes, *reach.variables) for key in keys}
+        self._items = [(d, key, d[key]) for (n, key), d in places.items() if n not in shelves]
+        self._items += [(group, "params", group["params"]) for group in self._groups]
+        self._items += [(vars(c), key, value) for c in reach.classes for key, value in vars(c).items()]
+        self._buffers = [(d, key, layout_of(d[key])) for (n, key), d in places.items() if n in shelves]
+        sized: list[Any] = [d for d, _, _ in reach.attributes] + [d for d, _ in reach.absent]
+        sized += [f.__dict__ for f in reach.functions] + [vars(c) for c in reach.classes]
+        sized = list({id(d): d for d in sized}.values()) + [self._groups]
+        self._sizes = [(d, len(d)) for d in sized if d]
+        self._empty = [d for d in sized if not d]
+
+    def _look_at_objects(self, reach: Reach) -> None:
+        changing = [c for c, _ in reach.containers if not isinstance(c, tuple | frozenset)]
+        self._empty += [c for c in changing if not c]
+        mappings = (dict, types.MappingProxyType)
+        self._dicts = [(c, tuple(_flat(c))) for c in changing if c and isinstance(c, mappings)]
+        self._lists = [(c, tuple(c)) for c in changing if c and not isinstance(c, mappings)]
+        self._cells = [(c, c.cell_contents) for c, _ in reach.cells if is_set(c)]
+        self._unset = [c for c, _ in reach.cells if not is_set(c)]
+        self._functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
+        self._objects, self._types = reach.objects, [type(value) for value in reach.objects]
+        self._orders = [(cls, cls.__mro__) for cls in reach.classes]
+        self._slots = [(value, slot, getattr(value, slot, _MISSING)) for value, slot, _ in reach.slots]
+        self._tensors = [(t, layout_of(t)) for t in reach.alive if isinstance(t, torch.Tensor)]
+        self._arrays = [(a, a.shape, content_of(a)) for a, _ in reach.arrays]
+        self._states = [(value, state_of(value)) for value, _ in reach.stateful]
+        self._variables = None if self._environment is None else dict(self._environment)
+
+    def _untouched(self) -> bool:
+        try:
+            return (
+                not any(d[k] is not v and _differs(d[k], v) for d, k, v in self._items)
+                and all(len(d) == n for d, n in self._sizes)
+                and not any(map(len, self._empty))
+                and all(len(c) == len(was) and all(map(is_, c, was)) for c, was in self._lists)
+                and all(2 * len(c) == len(was) and all(map(is_, _flat(c), was)) for c, was in self._dicts)
+                and not any(c.cell_contents is not v and _differs(c.cell_contents, v) for c, v in self._cells)
+                and not any(map(is_set, self._unset))
+                and all(
+                    f.__code__ is code and f.__defaults__ is given and f.__kwdefaults__ is named
+                    for f, code, given, named in self._functions
+                )
+                and all(map(is_, map(type, self._objects), self._types))
+                and all(cls.__mro__ is order for cls, order in self._orders)
+                and all(stamp(file) == was for file, was in self._observed.files.items())
+                and all(getattr(value, slot, _MISSING) is was for value, slot, was in self._slots)
+                and all(layout_of(t) == was for t, was in self._tensors)
+                and all(layout_of(d[key]) == was for d, key, was in self._buffers)
+                and all(a.shape == shape and content_of(a) == was for a, shape, was in self._arrays)
+                and all(state_of(value) == was for value, was in self._states)
+                and self._environment == self._variables
+            )
+        except (KeyError, IndexError, ValueError, RuntimeError):  # something is gone, or changes at this moment
+            return False
+
+
+def _flat(mapping: Any) -> Iterator[Any]:
+    """Key, value, key, value, …"""
+    return chain.from_iterable(items_of(mapping))
+
+
+def _differs(now: Any, then: Any) -> bool:
+    return not isinstance(then, PLAIN) or type(now) is not type(then) or repr(now) != repr(then)

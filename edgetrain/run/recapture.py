@@ -1,0 +1,46 @@
+"""The net below the comparison of Python's objects: now and then a step is captured again, and must be the same.
+
+In:  how many steps have been made, and the capture in use.
+Out: a UserError that names the first op that differs. After 2, 4 and 8 steps, and then after each doubling where it takes
+     at most `MAX_SHARE` of the time since the first step.
+"""
+
+from __future__ import annotations
+
+import time
+
+from edgetrain.errors import UserError
+from edgetrain.graph import foretold
+from edgetrain.graph.capture import Captured
+
+ALWAYS = 8  # steps, up to which the time is not looked at
+MAX_SHARE = 0.01
+
+
+class Recapture:
+    def __init__(self) -> None:
+        self._begin_s = time.perf_counter()
+        self._spent_s = 0.0
+        self._last_s = 0.0
+        self._next = 2
+
+    def require_same(self, captured: Captured, steps: int) -> None:
+        """Refuse a step that would be captured otherwise by now; `steps` have been made."""
+        if steps < self._next:
+            return
+        begin_s = time.perf_counter()
+        if steps > ALWAYS and self._spent_s + self._last_s > MAX_SHARE * (begin_s - self._begin_s):
+            return
+        # What was learnt from kernels meanwhile makes another graph of the same step.
+        difference = captured.difference() if captured.layouts == foretold.learnt() else None
+        if difference is not None:
+            raise UserError(
+                f"the model or the loss has changed in a way that no look at its objects shows, within {steps} steps",
+                expected="the ops that were captured",
+                received=difference,
+                next_step="call et.prepare again after such a change, or keep what changes in attributes and variables",
+            )
+        self._last_s = time.perf_counter() - begin_s
+        self._spent_s += self._last_s
+        while self._next <= steps:
+            self._next *= 2
