@@ -27,6 +27,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
+from torch.nn.utils import prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from edgetrain import child
 from edgetrain.errors import EdgetrainError, InternalError, UserError
@@ -354,13 +357,18 @@ class _Capture:
 
     def _stored_tensors(self) -> UserError | None:
         for module in self.reach.modules.values():
+            computed = _computed_by_hooks(module)
             for key, value in vars(module).items():
-                if key not in ("_parameters", "_buffers") and any(isinstance(t, FakeTensor) for t in _tensors(value)):
+                if key in ("_parameters", "_buffers") or key in computed:
+                    continue
+                if any(isinstance(t, FakeTensor) for t in _tensors(value)):
                     return self._storing(module, key, "is no buffer")
             for key, value in module._buffers.items():
                 if isinstance(value, FakeTensor):
                     return self._storing(module, key, "is replaced by a new tensor")
-        if any(isinstance(t, FakeTensor) for held in self.reach.held() for t in _tensors(held)):
+        computed_anew = {id(vars(m).get(key)) for m in self.reach.modules.values() for key in _computed_by_hooks(m)}
+        held = (held for held in self.reach.held() if id(held) not in computed_anew)
+        if any(isinstance(t, FakeTensor) for one in held for t in _tensors(one)):
             return UserError(
                 "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step "
                 "could not do",
@@ -458,6 +466,13 @@ def _clipped(gradients: list[torch.Tensor | None], most: float) -> list[torch.Te
         norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
         scale = torch.clamp(most / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6), max=1.0)
         return [None if g is None else g * scale for g in gradients]
+
+
+def _computed_by_hooks(module: nn.Module) -> set[str]:
+    """The attributes that pruning, weight and spectral normalisation compute before each forward pass."""
+    hooks = module._forward_pre_hooks.values()
+    kinds = (prune.BasePruningMethod, WeightNorm, SpectralNorm)
+    return {getattr(h, "name", None) or h._tensor_name for h in hooks if isinstance(h, kinds)}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -49,13 +49,14 @@ Code = tuple[str, int, str]  # file, first line, qualified name
 
 @dataclass
 class Observed:
-    """codes: what ran. names: the identifiers in it. scopes: the names in the code of each module, by its name.
+    """codes: what ran. names: the identifiers in it; own_names: in the user's own part of it. scopes: the names in the code of each module, by its name.
     by_any_name: code of the user's own reads attributes by names that it computes. once: calls that a captured step
     does not make again, in words, and what to do instead."""
 
     complete: bool = True
     codes: set[Code] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    own_names: set[str] = field(default_factory=set)
     scopes: dict[str, set[str]] = field(default_factory=dict)
     by_any_name: bool = False
     once: dict[str, str] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Observed:
         self.complete &= other.complete
         self.codes |= other.codes
         self.names |= other.names
+        self.own_names |= other.own_names
         for module, names in other.scopes.items():
             self.scopes.setdefault(module, set()).update(names)
         self.by_any_name |= other.by_any_name
@@ -82,14 +84,18 @@ class Observed:
         """Lists, texts and numbers; the inverse of `from_plain`."""
         scopes = {module: sorted(names) for module, names in self.scopes.items()}
         own = {"complete": self.complete, "by_any_name": self.by_any_name, "once": self.once, "files": self.files}
-        return {**own, "codes": sorted(self.codes), "names": sorted(self.names), "scopes": scopes}
+        names = {"names": sorted(self.names), "own_names": sorted(self.own_names), "scopes": scopes}
+        return {**own, **names, "codes": sorted(self.codes)}
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Observed:
         codes = {(file, line, name) for file, line, name in data["codes"]}
         scopes = {module: set(names) for module, names in data["scopes"].items()}
         files = {file: None if at is None else tuple(at) for file, at in data["files"].items()}
-        return cls(data["complete"], codes, set(data["names"]), scopes, data["by_any_name"], data["once"], files)
+        return cls(
+            data["complete"], codes, set(data["names"]), set(data["own_names"]), scopes, data["by_any_name"],
+            data["once"], files,
+        )  # fmt: skip
 
 
 def code_of(code: types.CodeType) -> Code:
@@ -139,8 +145,9 @@ class _Profile:
             self.seen.scopes.setdefault(module, set()).update(names)
         if code is _BACKWARD:
             self.seen.once["calls backward()"] = "return the loss; the step computes the gradients, step.gradients gives them"
-        if not installed(module) and not names.isdisjoint(_ATTRIBUTES_BY_ANY_NAME):
-            self.seen.by_any_name = True
+        if not installed(module):
+            self.seen.own_names |= names
+            self.seen.by_any_name |= not names.isdisjoint(_ATTRIBUTES_BY_ANY_NAME)
 
     def _note_builtin(self, frame: types.FrameType, function: Any) -> None:
         name, module = function.__name__, frame.f_globals.get("__name__", "")

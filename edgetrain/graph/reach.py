@@ -139,11 +139,16 @@ class Reach:
     def _counts(self, name: Any, owner: Any) -> bool:
         """Is an attribute of that name read? Of objects of the user's own all are, unless the walk is narrow."""
         seen = self._observed
-        if seen is None or name in seen.names:
+        if seen is None:
             return True
         named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
-        own = isinstance(owner, nn.Module) or not installed(named.__module__)
-        return own and name not in _CLASS_NOISE and (not self._narrow or seen.by_any_name)
+        if isinstance(owner, nn.Module) or installed(named.__module__):
+            return name in seen.names or (isinstance(owner, nn.Module) and self._takes_all(name))
+        return name in seen.own_names or self._takes_all(name)
+
+    def _takes_all(self, name: Any) -> bool:
+        assert self._observed is not None
+        return name not in _CLASS_NOISE and (not self._narrow or self._observed.by_any_name)
 
     def _described(self, value: Any) -> tuple[Any, ...]:
         """Containers, objects and functions by their parts, which follow on the trail; all else by identity."""

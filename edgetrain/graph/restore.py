@@ -40,7 +40,8 @@ class Before:
         self._slots = [(value, slot, getattr(value, slot, _MISSING), path) for value, slot, path in reach.slots]
         self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
         self._states = [(value, state_of(value), _put_back(value), path) for value, path in reach.stateful]
-        self._tensors = [(t, t.requires_grad, t.grad) for t in reach.alive if isinstance(t, torch.Tensor)]
+        leaves = [t for t in reach.alive if isinstance(t, torch.Tensor) and t.is_leaf]
+        self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
         self.tensors = reach.tensors
         self._environment = dict(os.environ)
 
@@ -69,8 +70,10 @@ class Before:
 
     def places(self) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
         """Where plain values stand in a mapping: the mapping, the key, the value that was there, its path."""
-        for own, was, path in (*self._objects, *self._variables):
-            yield from ((own, key, value, _join(path, key)) for key, value in was.items() if isinstance(value, PLAIN))
+        for own, was, path in self._objects:
+            yield from ((own, key, was.get(key), _join(path, key)) for key in own if isinstance(was.get(key), PLAIN))
+        for scope, was, path in self._variables:
+            yield from ((scope, key, value, _join(path, key)) for key, value in was.items() if isinstance(value, PLAIN))
         for container, items, path in self._containers:
             if type(container) is dict:
                 pairs = zip(items[::2], items[1::2], strict=True)

@@ -25,6 +25,7 @@ import threading
 import time
 import types
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ class Descriptor:
 
 
 SCALE = 1.0
-VALUES = [1.0, 2.0]
+TABLE = {"a": 1.0}
 
 
 def fresh(cls: type) -> type:
@@ -504,7 +505,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 OUTSIDE: dict[str, tuple[Callable[[Any], float], Callable[[pytest.MonkeyPatch], object]]] = {
     "global": (lambda m: SCALE, lambda p: p.setitem(globals(), "SCALE", 2.0)),
-    "item of a global": (lambda m: VALUES[0], lambda p: p.setitem(VALUES, 0, 2.0)),
+    "item of a global": (lambda m: TABLE["a"], lambda p: p.setitem(TABLE, "a", 2.0)),
     "global function": (lambda m: helper(), lambda p: p.setitem(globals(), "helper", other_helper)),
     "builtin": (lambda m: float(abs(-1.0)), lambda p: p.setattr(builtins, "abs", lambda v: 2.0)),
     "global before a builtin": (lambda m: float(round(1.2)), lambda p: p.setitem(globals(), "round", lambda v: 2.0)),
@@ -581,6 +582,12 @@ def mask(model: Net) -> None:
     prune.l1_unstructured(model.first, "weight", amount=0.5)
 
 
+def weight_norm_of(module: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(module)
+
+
 class Twice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -598,7 +605,7 @@ MODELS: dict[str, Callable[[Any], object]] = {
     "backward pre-hook": lambda m: m.second.register_full_backward_pre_hook(lambda _m, go: tuple(g * 2 for g in go)),
     "hook of a parameter": lambda m: m.first.weight.register_hook(hook_gradient),
     "hook after accumulation": lambda m: m.first.weight.register_post_accumulate_grad_hook(lambda p: None),
-    "forward of an instance": lambda m: setattr(m.second, "forward", lambda x: m.second.weight.sum() * x[:, :2]),
+    "forward of an instance": lambda m: setattr(m.second, "forward", lambda x: m.second.weight.sum() * x[:, :2] + m.second.bias),
     "method": lambda m: setattr(m, "read", lambda _: 2.0),
     "class of a module": lambda m: setattr(m.second, "__class__", type("Other", (nn.Linear,), {
         "forward": lambda self, x: F.linear(x, self.weight * 2, self.bias)})),
@@ -606,6 +613,9 @@ MODELS: dict[str, Callable[[Any], object]] = {
     "module in a module": lambda m: m.first.add_module("more", Twice()),
     "parametrization": lambda m: parametrize.register_parametrization(m.first, "bias", Twice()),
     "pruning": mask,
+    "weight norm by a hook": lambda m: weight_norm_of(m.first),
+    "spectral norm by a hook": lambda m: nn.utils.spectral_norm(m.first),
+    "weight norm": lambda m: nn.utils.parametrizations.weight_norm(m.second),
     "evaluation mode": lambda m: m.eval(),
     "frozen": lambda m: m.first.requires_grad_(False),
     "parameter for another": lambda m: setattr(m.first, "weight", nn.Parameter(torch.eye(3))),
@@ -619,6 +629,7 @@ MODELS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_is_changed(name: str) -> None:
     def make() -> Case:
+        torch.manual_seed(3)  # spectral norm draws
         model = Net(lambda m: getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0))
         return Case(model, mean_square, lambda: MODELS[name](model))
 
@@ -628,6 +639,7 @@ def test_a_model_that_is_changed(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_has_it_from_the_start(name: str) -> None:
     def make() -> Case:
+        torch.manual_seed(3)  # spectral norm draws
         model = Net(lambda m: getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0))
         MODELS[name](model)
         return Case(model, mean_square, lambda: None)
