@@ -1,7 +1,7 @@
 """The folder for what can be computed again: measured costs and plans, each under the content it belongs to.
 
-It is `$EDGETRAIN_CACHE`, else `$XDG_CACHE_HOME/edgetrain`, else `~/.cache/edgetrain`. `EDGETRAIN_CACHE=off` turns it off.
-Graphs are not kept: no hash covers all that a capture reads.
+It is `$EDGETRAIN_CACHE`, else `$XDG_CACHE_HOME/edgetrain`, else `~/.cache/edgetrain`. `EDGETRAIN_CACHE=off` turns it
+off. Graphs are not kept: no hash covers all that a capture reads.
 """
 
 from __future__ import annotations

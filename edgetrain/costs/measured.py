@@ -24,12 +24,11 @@ from typing import Any
 
 import torch
 
-from edgetrain import child
+from edgetrain import cache, child
 from edgetrain.costs import calls
 from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
-from edgetrain import cache
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
 from edgetrain.native import arena, malloc, reports
 from edgetrain.ops.call import without_autocast

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from edgetrain import cache
 from edgetrain.costs.table import Store, store_from_json
 from edgetrain.errors import UserError
-from edgetrain import cache
 from edgetrain.pagefile import PageFault, PageFile
 
 SMALL_BYTES, LARGE_BYTES = 4096, 8 << 20

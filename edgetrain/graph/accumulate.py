@@ -57,7 +57,8 @@ def clipping(graph: Graph, whole: Mapping[int, tuple[int, ...]], most: float) ->
     made = compact(
         replace(
             summed, storages=tuple(builder.storages), tensors=tuple(builder.tensors), ops=(*builder.ops, *ops),
-            outputs=(builder.norm,), gradients={op.reads[0]: c for op, c in zip(updates, scaled, strict=True)},
+            outputs=(builder.norm, builder.norm),
+            gradients={op.reads[0]: c for op, c in zip(updates, scaled, strict=True)},
         )
     )  # fmt: skip
     verify(made)

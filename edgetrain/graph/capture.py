@@ -151,7 +151,10 @@ def capture_with_externals(
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
 
     def record(times: int) -> tuple[list[_Capture], Observed]:
-        reach, of_optimizer = _reach(*roots), _reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
+        reach, of_optimizer = (
+            _reach(*roots),
+            _reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")),
+        )
         works = [_Capture(model, reach, likes, memory_format) for _ in range(times)]
         seen = record_twice(
             works, lambda work: work.record_training(loss, trained, clip_norm), [Before(reach), Before(of_optimizer)]
@@ -289,9 +292,11 @@ class _Capture:
             gradients = [
                 g.clone() if g is not None and outlives else g for g, outlives in zip(gradients, outlive, strict=True)
             ]
+            self.outputs = [value]
             if clip_norm is not None:
-                gradients = _clipped(gradients, clip_norm)
-        self.outputs, self.gradients = [value], gradients
+                gradients, norm = _clipped(gradients, clip_norm)
+                self.outputs.append(norm)
+        self.gradients = gradients
 
     def record_inference(self) -> None:
         with self._recording(), torch.no_grad():
@@ -317,10 +322,10 @@ class _Capture:
         self._refuse_labels()
         self._name_persistent(trained)
         number = self.recorder.number
-        (value,) = self.outputs
-        kept = [number(value), *(number(g) for _, g in reached)]
+        outputs = [number(t) for t in self.outputs]
+        kept = [*outputs, *(number(g) for _, g in reached)]
         lowered = lower(self.recorder, kept, self.names)
-        graph = self._graph(lowered, [number(value)])
+        graph = self._graph(lowered, outputs)
         graph = _with_updates(
             graph,
             optimizers.kind_of(optimizer),
@@ -460,19 +465,21 @@ class _Capture:
         )
 
 
-def _clipped(gradients: list[torch.Tensor | None], most: float) -> list[torch.Tensor | None]:
-    """The gradients scaled so that their norm is at most `most`, by the arithmetic of clip_grad_norm_."""
+def _clipped(gradients: list[torch.Tensor | None], most: float) -> tuple[list[torch.Tensor | None], torch.Tensor]:
+    """The gradients scaled so that their norm is at most `most`, by the arithmetic of clip_grad_norm_; and that norm
+    as it was before."""
     with torch.no_grad():
         norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
-        scale = torch.clamp(most / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6), max=1.0)
-        return [None if g is None else g * scale for g in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        scale = torch.clamp(most / (norm + 1e-6), max=1.0)
+        return [None if g is None else g * scale for g in gradients], norm
 
 
 def _computed_by_hooks(module: nn.Module) -> set[str]:
     """The attributes that pruning, weight and spectral normalisation compute before each forward pass."""
     hooks = module._forward_pre_hooks.values()
     kinds = (prune.BasePruningMethod, WeightNorm, SpectralNorm)
-    return {getattr(h, "name", None) or h._tensor_name for h in hooks if isinstance(h, kinds)}
+    return {getattr(h, "name", "") or getattr(h, "_tensor_name", "") for h in hooks if isinstance(h, kinds)}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

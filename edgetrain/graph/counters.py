@@ -46,7 +46,9 @@ def _using(kind: type, name: str) -> Callable[..., Any]:
 
 
 def _class_of(kind: type) -> type:
-    methods: dict[str, Any] = {f"__{name}__": _counting(kind, f"__{name}__") for name in _COUNTING if hasattr(kind, f"__{name}__")}
+    methods: dict[str, Any] = {
+        f"__{name}__": _counting(kind, f"__{name}__") for name in _COUNTING if hasattr(kind, f"__{name}__")
+    }
     for name in dir(kind):
         if name.startswith("__") and callable(getattr(kind, name)) and name not in methods.keys() | _SHOWING | _KEPT:
             methods[name] = _using(kind, name)
@@ -71,6 +73,6 @@ def watch_numbers(places: Sequence[Place]) -> set[str]:
     used: set[str] = set()
     for mapping, key, was, path in places:
         now = mapping.get(key)
-        if type(now) in (int, float) and (type(was) is not type(now) or was != now):
+        if isinstance(now, int | float) and type(now) is not bool and (type(was) is not type(now) or was != now):
             mapping[key] = noting(now, path, used)
     return used

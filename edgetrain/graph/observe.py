@@ -1,8 +1,8 @@
 """What runs while a step is captured: the Python functions that were called, and what they could have read by name.
 
 In:  `with observed() as seen:` around the model, the loss and the backward pass.
-Out: `Observed`: the code that ran, the names in it, and calls whose result no later step would see: clocks, the system's
-     randomness, seeds.
+Out: `Observed`: the code that ran, the names in it, the files that it read, and calls that no later step makes: of
+     clocks, of the system's randomness, of seeds.
 
 The interpreter's profile hook sees every call. The recorder turns it off inside each kernel call (`paused`), where
 only PyTorch's own tracing runs. Where another profiler is already installed nothing can be observed; `complete` is then
@@ -49,9 +49,15 @@ Code = tuple[str, int, str]  # file, first line, qualified name
 
 @dataclass
 class Observed:
-    """codes: what ran. names: the identifiers in it; own_names: in the user's own part of it. scopes: the names in the code of each module, by its name.
-    by_any_name: code of the user's own reads attributes by names that it computes. once: calls that a captured step
-    does not make again, in words, and what to do instead."""
+    """
+    complete:    no other profiler was in the way
+    codes:       what ran
+    names:       the identifiers in it; own_names: in the user's own part of it
+    scopes:      the names in the code of each module, by its name
+    by_any_name: code of the user's own reads attributes by names that it computes
+    once:        calls that a captured step does not make again, in words, and what to do instead
+    files:       what was read, and when each was written last
+    """
 
     complete: bool = True
     codes: set[Code] = field(default_factory=set)
@@ -115,8 +121,9 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _identifiers(constant: object) -> list[str]:
-    short = isinstance(constant, str) and len(constant) <= _LONGEST_TEXT
-    return _IDENTIFIER.findall(constant) if short else []
+    if not isinstance(constant, str) or len(constant) > _LONGEST_TEXT:
+        return []
+    return _IDENTIFIER.findall(constant)
 
 
 class _Profile:
@@ -144,7 +151,9 @@ class _Profile:
         if installed(module) != "python":
             self.seen.scopes.setdefault(module, set()).update(names)
         if code is _BACKWARD:
-            self.seen.once["calls backward()"] = "return the loss; the step computes the gradients, step.gradients gives them"
+            self.seen.once["calls backward()"] = (
+                "return the loss; the step computes the gradients, step.gradients gives them"
+            )
         if not installed(module):
             self.seen.own_names |= names
             self.seen.by_any_name |= not names.isdisjoint(_ATTRIBUTES_BY_ANY_NAME)

@@ -10,13 +10,23 @@ Out: `Trained` parameters with the keys of their state, and the settings that de
 
 from __future__ import annotations
 
+import sys
+import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim import optimizer as of_torch
 
 from edgetrain.errors import UserError
+
+_TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(types.__file__).parent)
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+_SCHEDULERS = str(Path(lr_scheduler.__file__))
+own_hooks: list[Any] = []  # ours, for all optimizers
 
 KNOWN: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "sgd",
@@ -85,14 +95,49 @@ def _state_keys(kind: str, group: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """A captured step calls neither `optimizer.step()` nor `backward()`, so hooks on them would never run."""
+    """A captured step calls neither `optimizer.step()` nor `backward()`, so what stands in their place would never
+    run."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    of_all = (*of_torch._global_optimizer_pre_hooks.values(), *of_torch._global_optimizer_post_hooks.values())
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        [hook for hook in of_all if hook not in own_hooks],
+    )
+    if replaced := _replaced(optimizer):
+        raise UserError(
+            f"{replaced} of the optimizer is not torch's, and a captured step never calls it",
+            next_step="do what it does between steps, and leave the optimizer's own in its place",
+        )
     if any(hooks) or any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
         raise UserError(
             "the optimizer or a parameter has hooks of step() or backward(), which a captured step never calls",
             next_step="do what the hooks do in the loss or between steps, and remove them",
         )
+
+
+def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
+    """The function that does not come from torch.optim, if any. A scheduler may wrap `step` to count the calls."""
+    step = vars(optimizer).get("step")
+    if step is not None and not _is_of_torch(step, _SCHEDULERS):
+        return "step"
+    if not _is_of_torch(type(optimizer).step, _OPTIMIZERS):
+        return "step"
+    module = sys.modules[type(optimizer).__module__]
+    for name, function in vars(module).items():
+        if isinstance(function, types.FunctionType) and not _is_of_torch(function, _TORCH, _PYTHON):
+            return name
+    return None
+
+
+def _is_of_torch(function: Any, *folders: str) -> bool:
+    """Is it written in these folders, and all that it wraps too? Its names do not tell: a wrapper takes them over."""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is None or not code.co_filename.startswith((*folders, _OPTIMIZERS)):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:

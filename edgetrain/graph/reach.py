@@ -5,8 +5,8 @@ Out: `Reach`: the tensors and modules with the paths to them, every place where 
      (attributes, items, variables, classes, functions), and the trail of what stands there.
 
 Without `Observed` the walk goes into every function of the user's own. With it, only into functions that ran, those of
-installed packages included, and of what belongs to packages only to attributes whose names stand in code that ran. A narrow walk
-does so with everything.
+installed packages included; and of the attributes of packages only to those whose names stand in code that ran. A
+narrow walk does so with the attributes of all objects.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Reach:
             return "function", id(value.__code__)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
             return type(value), len(value)
-        if isinstance(value, type | types.ModuleType) or isinstance(value, _CLOSED):
+        if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
         return type(value), state_of(value) if _is_stateful(value) else None
 
@@ -358,7 +358,8 @@ def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
         return tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad, None
     return (
         tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
-        tensor._backward_hooks is None, len(tensor.__dict__), tensor.data_ptr(),
+        tensor._backward_hooks is None, len(tensor.__dict__), tensor._post_accumulate_grad_hooks is None,
+        tensor.data_ptr(),
     )  # fmt: skip
 
 

@@ -47,10 +47,11 @@ class Before:
 
     def moved(self) -> Iterator[tuple[str, Any]]:
         """What is not what it was: its path, and what stands there now."""
-        for now, was, path in (*self._objects, *((d, was, path) for d, was, path in self._variables)):
-            yield from ((_join(path, key), now.get(key)) for key in was if _is_other(now.get(key, _MISSING), was[key]))
-        for own, was, path in self._objects:
-            yield from ((_join(path, key), own[key]) for key in own if key not in was)
+        for own, values, path in (*self._objects, *self._variables):
+            moved = [key for key in values if _is_other(own.get(key, _MISSING), values[key])]
+            yield from ((_join(path, key), own.get(key)) for key in moved)
+        for own, values, path in self._objects:
+            yield from ((_join(path, key), own[key]) for key in own if key not in values)
         for scope, names in self._absent:
             yield from ((name, scope[name]) for name in names if name in scope)
         for container, items, path in self._containers:
@@ -61,12 +62,13 @@ class Before:
             now = cell.cell_contents if is_set(cell) else _MISSING
             if _is_other(now, was):
                 yield path, now
-        for cls, was in self._classes:
-            yield from ((f"{cls.__name__}.{key}", now) for key, now in vars(cls).items() if now is not was.get(key))
+        for cls, attributes in self._classes:
+            moved = [key for key, now in vars(cls).items() if now is not attributes.get(key)]
+            yield from ((f"{cls.__name__}.{key}", vars(cls)[key]) for key in moved)
         for value, slot, was, path in self._slots:
-            if _is_other(now := getattr(value, slot, _MISSING), was):
-                yield _join(path, slot), now
-        yield from ((path, now) for now, was, path in self._arrays if now.tobytes() != was.tobytes())
+            if _is_other(getattr(value, slot, _MISSING), was):
+                yield _join(path, slot), getattr(value, slot, None)
+        yield from ((path, values) for values, kept, path in self._arrays if values.tobytes() != kept.tobytes())
 
     def places(self) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
         """Where plain values stand in a mapping: the mapping, the key, the value that was there, its path."""
@@ -88,11 +90,11 @@ class Before:
         return [self.tensors[id(t)] for t, _, grad in self._tensors if t.grad is not grad]
 
     def restore(self) -> None:
-        for own, was, _ in self._objects:
-            if len(own) != len(was) or any(own.get(key, _MISSING) is not value for key, value in was.items()):
-                _fill(own, _items(was))
-        for scope, was, _ in self._variables:
-            scope.update({key: value for key, value in was.items() if scope.get(key, _MISSING) is not value})
+        for own, values, _ in self._objects:
+            if len(own) != len(values) or any(own.get(key, _MISSING) is not value for key, value in values.items()):
+                _fill(own, _items(values))
+        for scope, values, _ in self._variables:
+            scope.update({key: value for key, value in values.items() if scope.get(key, _MISSING) is not value})
         for scope, names in self._absent:
             for name in [name for name in names if name in scope]:
                 del scope[name]
@@ -106,16 +108,16 @@ class Before:
         self._restore_objects()
 
     def _restore_objects(self) -> None:
-        for cls, was in self._classes:
-            for key in [key for key, now in vars(cls).items() if now is not was.get(key)]:
-                type.__setattr__(cls, key, was[key]) if key in was else type.__delattr__(cls, key)
-            for key in [key for key in was if key not in vars(cls)]:
-                type.__setattr__(cls, key, was[key])
+        for cls, attributes in self._classes:
+            for key in [key for key, value in attributes.items() if vars(cls).get(key, _MISSING) is not value]:
+                type.__setattr__(cls, key, attributes[key])
+            for key in [key for key in vars(cls) if key not in attributes]:
+                type.__delattr__(cls, key)
         for value, slot, was, _ in self._slots:
             if getattr(value, slot, _MISSING) is not was:
                 object.__setattr__(value, slot, was)
-        for now, was, _ in self._arrays:
-            now[...] = was
+        for values, kept, _ in self._arrays:
+            values[...] = kept
         for value, state, put_back, _ in self._states:
             if put_back is not None and state_of(value) != state:
                 put_back()
@@ -179,8 +181,9 @@ def _put_back(value: Any) -> Callable[[], object] | None:
         content = value.get(_MISSING)
         return None if content is _MISSING else lambda: value.set(content)
     if isinstance(value, bytearray | array):
-        copied = value[:]
-        return lambda: value.__setitem__(slice(None), copied)
+        buffer: Any = value
+        copied = buffer[:]
+        return lambda: buffer.__setitem__(slice(None), copied)
     if isinstance(value, ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
         raw = bytes(value)
         return lambda: ctypes.memmove(ctypes.addressof(value), raw, len(raw))

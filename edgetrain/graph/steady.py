@@ -2,8 +2,8 @@
 
 In:  the work of two captures, and what their code may have changed (`Before`).
 Out: what ran. Attributes, generators and gradients are as they were before. A UserError where the two recordings
-     differ, or where code did what a captured step does not do again: seed a generator, draw numbers elsewhere than from
-     torch's default generator, go on with an iterator, read a clock, call backward().
+     differ, or where code did what a captured step does not do again: seed a generator, draw numbers elsewhere than
+     from torch's default generator, go on with an iterator, read a clock, call backward().
 
 The second capture starts from what the first left behind, so that a counter in `forward` shows.
 """

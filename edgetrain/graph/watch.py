@@ -9,8 +9,8 @@ Out: `Watch.holds()`: True while every attribute, item, variable, class, functio
                          ▼
          walk once more: does the trail differ?  ──no──▶ holds; from here on with the new objects
 
-Plain values count by value, tensors by shape, type and layout: a step reads what they hold each time it runs. Of a large
-NumPy array samples are compared.
+Plain values count by value, tensors by shape, type and layout: a step reads what they hold each time it runs. Of a
+large NumPy array samples are compared.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from operator import is_
 from typing import Any
 
 import torch
+from torch.optim import optimizer as of_torch
 
 from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
+from edgetrain.graph.optimizers import own_hooks
 from edgetrain.graph.reach import PLAIN, Reach, content_of, is_set, items_of, layout_of, state_of
 
 Root = tuple[Any, str]
@@ -81,10 +83,20 @@ class Watch:
             reach.add(value, path)
         for number, group in enumerate(self._groups):
             reach.add(group["params"], f"optimizer.{number}")
+        if self._optimizer is not None:
+            reach.add(type(self._optimizer), "optimizer")
+            reach.trail.append(("optimizer.step", *self._calls(self._optimizer)))
         reach.add_scopes()
         reach.trail.extend((file, "file", stamp(file)) for file in self._observed.files)
         reach.trail.append(("os.environ", None if self._environment is None else dict(self._environment)))
         return reach
+
+    @staticmethod
+    def _calls(optimizer: torch.optim.Optimizer) -> tuple[int, int, int, int]:
+        """What a captured step does not call, and refuses when it is captured."""
+        before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        of_all = len(of_torch._global_optimizer_pre_hooks) + len(of_torch._global_optimizer_post_hooks)
+        return id(vars(optimizer).get("step")), len(before), len(after), of_all - len(own_hooks)
 
     def _look(self) -> None:
         reach = self._walk()
@@ -95,13 +107,15 @@ class Watch:
     def _look_at_names(self, reach: Reach) -> None:
         shelves = {id(module._buffers) for module in reach.modules.values()}
         places = {(id(d), key): d for d, keys, _ in (*reach.attributes, *reach.variables) for key in keys}
-        self._items = [(d, key, d[key]) for (n, key), d in places.items() if n not in shelves]
+        self._items: list[tuple[Any, str, Any]] = [
+            (d, key, d[key]) for (n, key), d in places.items() if n not in shelves
+        ]
         self._items += [(group, "params", group["params"]) for group in self._groups]
         self._items += [(vars(c), key, value) for c in reach.classes for key, value in vars(c).items()]
         self._buffers = [(d, key, layout_of(d[key])) for (n, key), d in places.items() if n in shelves]
         sized: list[Any] = [d for d, _, _ in reach.attributes] + [d for d, _ in reach.absent]
         sized += [f.__dict__ for f in reach.functions] + [vars(c) for c in reach.classes]
-        sized = list({id(d): d for d in sized}.values()) + [self._groups]
+        sized = [*{id(d): d for d in sized}.values(), self._groups]
         self._sizes = [(d, len(d)) for d in sized if d]
         self._empty = [d for d in sized if not d]
 
@@ -120,6 +134,7 @@ class Watch:
         self._tensors = [(t, layout_of(t)) for t in reach.alive if isinstance(t, torch.Tensor)]
         self._arrays = [(a, a.shape, content_of(a)) for a, _ in reach.arrays]
         self._states = [(value, state_of(value)) for value, _ in reach.stateful]
+        self._outside = None if self._optimizer is None else self._calls(self._optimizer)
         self._variables = None if self._environment is None else dict(self._environment)
 
     def _untouched(self) -> bool:
@@ -144,6 +159,7 @@ class Watch:
                 and all(layout_of(d[key]) == was for d, key, was in self._buffers)
                 and all(a.shape == shape and content_of(a) == was for a, shape, was in self._arrays)
                 and all(state_of(value) == was for value, was in self._states)
+                and (self._optimizer is None or self._calls(self._optimizer) == self._outside)
                 and self._environment == self._variables
             )
         except (KeyError, IndexError, ValueError, RuntimeError):  # something is gone, or changes at this moment

@@ -23,9 +23,9 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from edgetrain import cache
 from edgetrain.costs.table import to_json
 from edgetrain.errors import EdgetrainError
-from edgetrain import cache
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate

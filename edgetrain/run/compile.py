@@ -204,7 +204,9 @@ class Words:
         self.graph, self.check_finite, self.resumable = graph, check_finite, resumable
         self.validator = Validator(graph)
         self.file = f"<step of {graph.about.get('model', 'a model')}>"
-        self.table: dict[str, Any] = {"__builtins__": {}, "check": _check, "generator": generator}
+        self.table: dict[str, Any] = {"__builtins__": {}, "generator": generator}
+        self.norm = Norm()
+        self.table |= {"check": self.norm.check, "note_norm": self.norm.note}
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
         self.calls: dict[tuple[Compute, bool, bool], tuple[str, ...]] = {}
@@ -284,11 +286,15 @@ class Words:
 
     def checks(self, op: Op) -> Iterator[str]:
         for t in op.creates:
+            if t in self.graph.outputs[1:]:
+                yield f"    note_norm(t{t})"
+            if not self.check_finite:
+                continue
             if t == self.graph.loss:
                 yield f"    check(t{t}, 'the loss', {self._room(t)})"
             elif t in self.gradient_of:
                 name = self.graph.tensors[self.gradient_of[t]].name
-                yield f"    check(t{t}, {self._constant('the gradient of ' + name)}, {self._room(t)})"
+                yield f"    check(t{t}, {self._constant('the gradient of ' + name)}, {self._room(t)}, True)"
 
     def _note(self, op: Op, how: str = "") -> str:
         return f"  # {_comment(op.name)}{how}" + (f", {_comment(op.module)}" if op.module else "")
@@ -472,8 +478,7 @@ class _Writer:
         if action.into is not None:
             yield from self._free(action.into)
         self._ran(action, op)
-        if self.words.check_finite:
-            yield from self.words.checks(op)
+        yield from self.words.checks(op)
 
     def _free(self, storage: int) -> Iterator[str]:
         names = self.names.pop(storage, [])
@@ -508,10 +513,31 @@ def _readers(graph: Graph) -> set[int]:
     return {t for op in graph.ops for t in op.reads} | set(graph.outputs) | set(graph.gradients.values())
 
 
-def _check(tensor: torch.Tensor, what: str, room: torch.Tensor) -> None:
-    # The largest magnitude tells, and takes no memory.
-    if tensor.numel() and not math.isfinite(float(torch.linalg.vector_norm(tensor, math.inf, out=room))):
-        raise NotFinite(what)
+class Norm:
+    """Of the gradients, all of them together, as the last step computed it: where it clips, before it did; or else
+    where it checks that they are finite."""
+
+    def __init__(self) -> None:
+        self._whole: float | None = None
+        self._parts: dict[str, float] = {}
+
+    @property
+    def last(self) -> float | None:
+        if self._whole is None and self._parts:
+            return math.hypot(*self._parts.values())
+        return self._whole
+
+    def note(self, norm: torch.Tensor) -> None:
+        self._whole = float(norm)
+
+    def check(self, tensor: torch.Tensor, what: str, room: torch.Tensor, gradient: bool = False) -> None:
+        """A norm tells, and takes no memory. That of large values may be infinite; the largest magnitude is not."""
+        norm = float(torch.linalg.vector_norm(tensor, out=room)) if tensor.numel() else 0.0
+        finite = math.isfinite(norm) or math.isfinite(float(torch.linalg.vector_norm(tensor, math.inf, out=room)))
+        if not finite:
+            raise NotFinite(what)
+        if gradient:
+            self._parts[what] = norm
 
 
 class NotFinite(Exception):

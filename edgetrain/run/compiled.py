@@ -254,6 +254,11 @@ class CompiledStep:
         return StepArena(rehearsal), StepArena(step)
 
     @property
+    def grad_norm(self) -> float | None:
+        """Of the gradients of the last step, where it clips or checks them."""
+        return self.known.words.norm.last
+
+    @property
     def arena(self) -> arena.Recording | None:
         """What the last step asked of the arena; None where it does not use one."""
         return None if self._arenas is None else self._arenas[1].last

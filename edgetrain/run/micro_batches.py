@@ -373,6 +373,11 @@ class MicroStep:
         self.most_bytes = most
         return total
 
+    @property
+    def grad_norm(self) -> float | None:
+        """Of the gradients of the whole batch, where the step clips them."""
+        return self._last.grad_norm if len(self._last.graph.outputs) > 1 else None
+
     def like(self, other: MicroStep) -> bool:
         """The same micro-batches, whatever the plans."""
         return self.plan.sizes == other.plan.sizes

@@ -1,8 +1,8 @@
 """The net below the comparison of Python's objects: now and then a step is captured again, and must be the same.
 
 In:  how many steps have been made, and the capture in use.
-Out: a UserError that names the first op that differs. After 2, 4 and 8 steps, and then after each doubling where it takes
-     at most `MAX_SHARE` of the time since the first step.
+Out: a UserError that names the first op that differs. After 2, 4 and 8 steps, and then after each doubling where it
+     takes at most `MAX_SHARE` of the time since the first step.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and op
 
 What a capture read is compared before each call (graph/watch.py): the layout of the batch, attributes and classes of
 the modules, variables of the loss, the parameters of the optimizer. When something has changed the step is captured
-again; the last, smaller batch of an epoch is such a case. What no look at Python's objects can see is met by a net: after
-2, 4, 8, … steps the step is captured again over fake tensors, and must be the same.
+again; the last, smaller batch of an epoch is such a case. What no look at Python's objects can see is met by a net:
+after 2, 4, 8, … steps the step is captured again over fake tensors, and must be the same.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.run.adaptive import BudgetWatch, Switch
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
+from edgetrain.run.habits import stepped
 from edgetrain.run.making import StepMaker, Variant
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep
@@ -117,7 +118,9 @@ class Step:
     def __init__(self, maker: StepMaker) -> None:
         self._model, self._loss, self._optimizer = maker.model, maker.loss, maker.optimizer
         self._maker, self._options = maker, maker.options
-        self._variants: dict[Any, list[Variant]] = {}
+        # By what is known of a batch before anything is captured, and by the number of the capture.
+        self._variants: dict[tuple[Any, int], Variant] = {}
+        self._captures = 0
         self._recapture = Recapture()
         self._captured: Captured | None = None  # of the batch last trained
         self._last: CompiledStep | MicroStep | None = None
@@ -141,6 +144,7 @@ class Step:
         result = self._try(batch, run_if_same)
         self._note_falls()
         self._steps += 1
+        stepped(self._optimizer)
         if self._options.keep_memory:
             keep_freed_memory()
         return result
@@ -188,6 +192,12 @@ class Step:
         )
 
     @property
+    def grad_norm(self) -> float | None:
+        """The norm of the gradients of the last step, all of them together: before they were clipped, with
+        `clip_norm`; with `check_finite` too, but in micro-batches. None where no step has computed it."""
+        return self.used.grad_norm if self._steps else None
+
+    @property
     def room_bytes(self) -> int | None:
         """What other work between steps may take: as much as a step does above what lasts. None without a budget."""
         return None if self._options.keeps_all else self.plan.peak_bytes - self.plan.persistent_bytes
@@ -223,12 +233,18 @@ class Step:
     def of_shape(self, *batch: Any) -> CompiledStep | MicroStep:
         """The step for batches of this shape; captured, planned and compiled now if it is new."""
         key = self._key(check_example(batch))
-        variants = self._variants.pop(key, [])
-        variant = next((one for one in reversed(variants) if one.captured.watch.holds()), None)
-        if variant is None:
-            variant = self._maker.new(batch, variants)
-        variants = [*(one for one in variants if one is not variant), variant][-MAX_STATES:]  # used last
-        self._variants[key] = variants
+        known = {at: one for at, one in self._variants.items() if at[0] == key}
+        at = next((at for at, one in reversed(known.items()) if one.captured.watch.holds()), None)
+        if at is None:
+            variant = self._maker.new(batch, list(known.values()))
+            same = [at for at, one in known.items() if one.captured.signature == variant.captured.signature]
+            for old in same or list(known)[: 1 - MAX_STATES]:
+                del self._variants[old]
+            at = (key, self._captures)
+            self._captures += 1
+        else:
+            variant = self._variants.pop(at)
+        self._variants[at] = variant  # at the end: used last
         while len(self._variants) > MOST_VARIANTS:
             self._variants.pop(next(iter(self._variants)))
         self._last, self._captured = self._chosen(variant), variant.captured

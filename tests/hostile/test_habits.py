@@ -1,0 +1,164 @@
+"""What people do around a step out of habit: it takes part, it warns, or it is refused. Nothing happens in silence."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import edgetrain as et
+from edgetrain.errors import UserError
+from edgetrain.run.habits import NothingToDoWarning
+
+X = torch.linspace(-1, 2, 12).reshape(4, 3)
+
+
+def mean_square(model: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = model(x)
+    return y.square().mean()
+
+
+def work(kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return model, kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+
+
+def test_the_usual_loop_warns_once_and_trains_once() -> None:
+    model, optimizer = work()
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.zero_grad()
+            step(X)
+            clip_grad_norm_(model.parameters(), 1.0)
+            before = [p.clone() for p in model.parameters()]
+            optimizer.step()
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    told = [str(w.message) for w in caught if issubclass(w.category, NothingToDoWarning)]
+    assert len(told) == 1
+    assert "clip_norm=" in told[0]
+    assert "step.gradients" in told[0]
+    assert [w.filename for w in caught if issubclass(w.category, NothingToDoWarning)] == [__file__]
+
+
+def test_plain_training_beside_a_step_is_not_warned_of() -> None:
+    model, optimizer = work()
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(X)
+        mean_square(model, X).backward()
+        optimizer.step()
+        other, theirs = work()
+        theirs.step()
+        assert other is not model
+
+
+def plainly(self: torch.optim.Optimizer) -> None:
+    return None
+
+
+def wrapped(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    before = optimizer.step
+
+    @functools.wraps(before)
+    def step(*args: Any) -> Any:
+        return before(*args)
+
+    return step
+
+
+def below_a_scheduler(optimizer: torch.optim.Optimizer) -> None:
+    vars(optimizer)["step"] = types.MethodType(plainly, optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+REPLACED: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "a function": lambda o: setattr(o, "step", lambda: None),
+    "a method": lambda o: setattr(o, "step", types.MethodType(plainly, o)),
+    "a wrapper with its names": lambda o: setattr(o, "step", wrapped(o)),
+    "a method below a scheduler": lambda o: below_a_scheduler(o),
+    "a hook before": lambda o: o.register_step_pre_hook(lambda *_: None),
+    "a hook after": lambda o: o.register_step_post_hook(lambda *_: None),
+    "a hook of a parameter": lambda o: o.param_groups[0]["params"][0].register_post_accumulate_grad_hook(
+        lambda p: None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_replaced_update_is_refused(name: str, when: str) -> None:
+    model, optimizer = work()
+    if when == "before":
+        REPLACED[name](optimizer)
+        with pytest.raises(UserError, match="optimizer"):
+            et.prepare(model, mean_square, optimizer, (X,))
+        return
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    step(X)
+    REPLACED[name](optimizer)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(UserError, match="optimizer"):
+        step(X)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.fixture(params=["before", "after", "class", "function"])
+def of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
+    handles: list[Any] = []
+    change: dict[str, Callable[[], object]] = {
+        "before": lambda: handles.append(register_optimizer_step_pre_hook(lambda *_: None)),
+        "after": lambda: handles.append(register_optimizer_step_post_hook(lambda *_: None)),
+        "class": lambda: monkeypatch.setattr(torch.optim.SGD, "step", plainly),
+        "function": lambda: monkeypatch.setattr(sys.modules["torch.optim.sgd"], "sgd", lambda *_, **__: None),
+    }
+    yield change[request.param]
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_replaced_update_of_all_optimizers_is_refused(of_all: Callable[[], object]) -> None:
+    model, optimizer = work()
+    of_all()
+    with pytest.raises(UserError, match="optimizer"):
+        et.prepare(model, mean_square, optimizer, (X,))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_norm_of_the_gradients(kind: type[torch.optim.Optimizer]) -> None:
+    options: dict[str, Any]
+    for options in ({"clip_norm": 0.01}, {"check_finite": True}, {"clip_norm": 0.01, "check_finite": True},
+                    {"clip_norm": 0.01, "micro_batches": 2}):  # fmt: skip
+        model, optimizer = work(kind)
+        step = et.prepare(model, mean_square, optimizer, (X,), **options)
+        assert step.grad_norm is None
+        for _ in range(2):
+            gradients = torch.autograd.grad(mean_square(model, X), list(model.parameters()))
+            right = torch.cat([g.flatten() for g in gradients]).norm()
+            step(X)
+            assert step.grad_norm == pytest.approx(float(right), rel=1e-5)
+    model, optimizer = work(kind)
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    step(X)
+    assert step.grad_norm is None
+
+
+def test_a_large_gradient_is_finite() -> None:
+    """Its squares are not."""
+    model = nn.Linear(1, 1, bias=False)
+    step = et.prepare(model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.0),
+                      (torch.full((1, 1), 1e30),), check_finite=True)  # fmt: skip
+    step(torch.full((1, 1), 1e30))
+    with pytest.raises(UserError, match="not finite"):
+        step(torch.full((1, 1), float("inf")))
