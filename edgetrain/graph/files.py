@@ -90,8 +90,9 @@ def opened() -> Iterator[Opened]:
     if not _hook.installed:
         sys.addaudithook(_hook)
         _hook.installed = True
-    before, _hook.collecting = _hook.collecting, Opened()
+    before, files = _hook.collecting, Opened()
     try:
-        yield _hook.collecting
+        _hook.collecting = files
+        yield files
     finally:
         _hook.collecting = before

@@ -182,9 +182,9 @@ def observed() -> Iterator[Observed]:
     profile = _Profile()
     profile.seen.complete = sys.getprofile() is None
     with opened() as files:
-        if profile.seen.complete:
-            sys.setprofile(profile)
         try:
+            if profile.seen.complete:
+                sys.setprofile(profile)
             yield profile.seen
         finally:
             if profile.seen.complete:

@@ -90,6 +90,7 @@ class Reach:
         self.slots: list[tuple[Any, str, str]] = []
         self.arrays: list[tuple[np.ndarray[Any, Any], str]] = []
         self.stateful: list[tuple[Any, str]] = []
+        self.caches: list[Any] = []  # of functools.lru_cache
         self.objects: list[Any] = []  # whose class may be set
 
     def add(self, value: Any, path: str) -> None:
@@ -304,6 +305,10 @@ class Reach:
         if isinstance(value, weakref.ReferenceType):  # recurrent layers hold their weights this way too
             self._push(value(), path)
             return
+        if isinstance(value, _CACHED):
+            self.caches.append(value)
+            # What it keeps counts, but is not ours to restore: its parts belong together.
+            self._push(value.__wrapped__ if self._observed is None else _held(value), path)
         slots = list(_slots(type(value)))
         self.objects.append(value)
         self._push(type(value), path)
@@ -315,7 +320,7 @@ class Reach:
         if isinstance(value, _WRAPPERS):
             for name in _WRAPPED:
                 self._push(getattr(value, name, None), path)
-        elif isinstance(value, _CACHED) or (not slots and not hasattr(value, "__dict__")):
+        elif not slots and not hasattr(value, "__dict__"):
             for item in _held(value):
                 self._push(item, path)
 

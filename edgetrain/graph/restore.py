@@ -44,6 +44,13 @@ class Before:
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
         self.tensors = reach.tensors
         self._environment = dict(os.environ)
+        self._caches = [(cache, cache.cache_info()) for cache in reach.caches]
+
+    def clear_caches(self) -> None:
+        """What functools.lru_cache kept meanwhile are tensors of the capture, as likely as not."""
+        for cache, was in self._caches:
+            if cache.cache_info() != was:
+                cache.cache_clear()
 
     def moved(self) -> Iterator[tuple[str, Any]]:
         """What is not what it was: its path, and what stands there now."""
@@ -90,6 +97,7 @@ class Before:
         return [self.tensors[id(t)] for t, _, grad in self._tensors if t.grad is not grad]
 
     def restore(self) -> None:
+        self.clear_caches()
         for own, values, _ in self._objects:
             if len(own) != len(values) or any(own.get(key, _MISSING) is not value for key, value in values.items()):
                 _fill(own, _items(values))

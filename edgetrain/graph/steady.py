@@ -49,6 +49,8 @@ def record_twice(works: Sequence[W], record: Callable[[W], None], before: Sequen
                 except UserError as error:
                     raise _once_only(error, before) if number else error from error.__cause__
                 seen.merge(work.seen)
+                for state in before:
+                    state.clear_caches()
                 if number == 0:
                     used = watch_numbers([place for state in before for place in state.places()])
         decides_by = sorted(used)
@@ -125,11 +127,11 @@ def _no_other_randomness() -> Iterator[None]:
     """Numbers that Python or NumPy draws would be captured once and then be the same in every step; nor is a captured
     step seeded by itself. The generators have a state of their own within the block, so that any use of them shows."""
     kept = _states()
-    random.seed()
-    np.random.seed()
-    torch.default_generator.manual_seed(random.getrandbits(63))
-    begin = _states()
     try:
+        random.seed()
+        np.random.seed()
+        torch.default_generator.manual_seed(random.getrandbits(63))
+        begin = _states()
         yield
         used = [name for name, now in _states().items() if not _same(now, begin[name])]
     finally:

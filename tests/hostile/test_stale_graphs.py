@@ -44,7 +44,7 @@ import edgetrain as et
 from edgetrain.errors import UserError
 
 X = torch.arange(1.0, 7.0).reshape(2, 3)
-Reading = tuple[Callable[[Any], float], Callable[[Any], object]]
+Reading = tuple[Callable[[Any], Any], Callable[[Any], object]]
 
 
 class Net(nn.Module):
@@ -88,7 +88,8 @@ def in_the_loss(place: Callable[[], Reading]) -> Case:
 
     def loss(net: nn.Module, x: Tensor) -> Tensor:
         y: Tensor = net(x)
-        return y.square().mean() * read(net)
+        scaled: Tensor = y.square().mean() * read(net)
+        return scaled
 
     return Case(model, loss, lambda: change(model))
 
@@ -446,6 +447,23 @@ def cached() -> Reading:
     return lambda m: read(), lambda m: (scale.update(a=2.0), *map(operator.methodcaller("cache_clear"), [read]))
 
 
+def cached_tensor() -> Reading:
+    """What a capture puts into such a cache does not stay there."""
+    scale = [1.0]
+
+    @functools.lru_cache(maxsize=4)
+    def read() -> Tensor:
+        return torch.full((), scale[0])
+
+    def change(_: Any) -> None:
+        scale[0] = 2.0
+        for cache in (read,):
+            cache.cache_clear()
+        assert type(read()) is Tensor
+
+    return lambda m: read(), change
+
+
 def single_dispatch() -> Reading:
     @functools.singledispatch
     def read(_: Any) -> float:
@@ -483,7 +501,7 @@ CODE: dict[str, Callable[[], Reading]] = {
     "code": of_a_function(lambda f: setattr(f, "__code__", (lambda value=1.0, *, by=1.0: value + by).__code__)),
     "attribute of a function": of_a_function(lambda f: setattr(f, "extra", 1.0)),
     **{f.__name__.replace("_", " "): f for f in (
-        disguised, closure, unset_closure, cached, single_dispatch, attribute_getter, static_method, class_method,
+        disguised, closure, unset_closure, cached, cached_tensor, single_dispatch, attribute_getter, static_method, class_method,
         property_replaced,
     )},
 }  # fmt: skip
