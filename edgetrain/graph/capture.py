@@ -362,18 +362,17 @@ class _Capture:
 
     def _stored_tensors(self) -> UserError | None:
         for module in self.reach.modules.values():
-            computed = _computed_by_hooks(module)
+            by_hooks = _computed_by_hooks(module)
             for key, value in vars(module).items():
-                if key in ("_parameters", "_buffers") or key in computed:
+                if key in ("_parameters", "_buffers") or key in by_hooks:
                     continue
                 if any(isinstance(t, FakeTensor) for t in _tensors(value)):
                     return self._storing(module, key, "is no buffer")
             for key, value in module._buffers.items():
                 if isinstance(value, FakeTensor):
                     return self._storing(module, key, "is replaced by a new tensor")
-        computed_anew = {id(vars(m).get(key)) for m in self.reach.modules.values() for key in _computed_by_hooks(m)}
-        held = (held for held in self.reach.held() if id(held) not in computed_anew)
-        if any(isinstance(t, FakeTensor) for one in held for t in _tensors(one)):
+        computed = {id(vars(m).get(key)) for m in self.reach.modules.values() for key in _computed_by_hooks(m)}
+        if any(isinstance(held, FakeTensor) and id(held) not in computed for held in self.reach.held()):
             return UserError(
                 "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step "
                 "could not do",

@@ -39,6 +39,7 @@ PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
     torch.dtype, torch.device, torch.memory_format, torch.layout,
 )  # fmt: skip
+_PLAIN_TYPES = set(PLAIN)
 # Nothing of the user's hangs on these.
 _CLOSED = (
     types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType, types.GetSetDescriptorType,
@@ -106,8 +107,18 @@ class Reach:
                 self._drain()
 
     def held(self) -> Iterator[Any]:
-        """The containers, and what stands at each place now."""
-        yield from (container for container, _ in self.containers)
+        """What stands now at each place that was found, and what new containers at these places hold."""
+        pending = [value for value in self._places() if type(value) not in _PLAIN_TYPES]
+        while pending:
+            value = pending.pop()
+            if id(value) not in self._numbers:
+                yield value
+                if isinstance(value, dict | list | tuple | deque | set | frozenset):
+                    pending += value.values() if isinstance(value, dict) else value
+
+    def _places(self) -> Iterator[Any]:
+        for container, _ in self.containers:
+            yield from container.values() if hasattr(container, "values") else container
         yield from (own[key] for own, _, _ in self.attributes for key in tuple(own))
         yield from (scope.get(key) for scope, keys, _ in self.variables for key in keys)
         yield from (scope[name] for scope, names in self.absent for name in names if name in scope)
@@ -159,6 +170,8 @@ class Reach:
             return "array", value.shape, value.dtype.str, content_of(value)
         if isinstance(value, types.FunctionType):
             return "function", id(value.__code__)
+        if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES:
+            return type(value), len(value), repr(value)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
             return type(value), len(value)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
@@ -233,7 +246,7 @@ class Reach:
             for key, item in items_of(value):
                 self._push(key, path)
                 self._push(item, f"{path}.{key}")
-        else:
+        elif type(value) not in (list, tuple) or not set(map(type, value)) <= _PLAIN_TYPES:
             for position, item in enumerate(value):
                 self._push(item, f"{path}.{position}")
         if type(value).__module__ not in ("builtins", "collections"):
@@ -398,10 +411,12 @@ def state_of(value: Any) -> Any:
 
 
 def _position(iterator: Any) -> Iterator[Any]:
-    """How far an iterator is, as plain values; those that do not say it hold what moves."""
+    """How far an iterator of Python's own is, as plain values; those that do not say it hold what moves."""
+    if type(iterator).__module__ not in ("builtins", "itertools", "collections"):
+        return
     try:
         parts = [iterator.__reduce__()]
-    except (TypeError, AttributeError):
+    except TypeError:  # a generator
         return
     while parts:
         part = parts.pop()
