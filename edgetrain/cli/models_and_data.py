@@ -110,6 +110,7 @@ def build_alone(
         return model, entry.task, entry.example(batch, classes=classes, input_size=input_size)
     model = _call(chosen, classes=classes or 10)
     side = input_size or 224
+    zoo.require_room_for_batch(batch, (3, side, side))
     images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
     return model, CLASSIFY, (images, torch.zeros(batch, dtype=torch.int64))
 

@@ -50,7 +50,6 @@ without a source is a `UserError` that names the file and the place in it.
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +57,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from edgetrain.closest import unknown
 from edgetrain.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -271,12 +271,7 @@ def load(name_or_path: str | Path) -> Device:
     key = name_or_path.strip().lower().replace("-", "_").replace(" ", "_")
     if key in names():
         return _read(FOLDER / f"{key}.toml")
-    close = difflib.get_close_matches(key, names(), n=3, cutoff=0.4)
-    raise UserError(
-        f"there is no device named {name_or_path!r}",
-        expected="one of " + ", ".join(names()) + ", or the path of a .toml file",
-        next_step=f"did you mean {' or '.join(close)}?" if close else "choose one of these: `edgetrain devices`",
-    )
+    raise unknown("device", name_or_path, names(), also="the path of a .toml file", list_them="`edgetrain devices`")
 
 
 def _read(path: Path) -> Device:

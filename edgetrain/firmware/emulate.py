@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgetrain import ranges
 from edgetrain.errors import EdgetrainError, UserError
 from edgetrain.firmware import counts
 from edgetrain.firmware.build import SILENT, Built, Variant, build, load_project, require
@@ -111,6 +112,9 @@ def run_firmware(
     and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
     progress: is told of each step's number and loss while the program runs.
     """
+    ranges.number("time_limit_s", time_limit_s, ranges.SECONDS)
+    if threads is not None:
+        ranges.whole("threads", threads, ranges.THREADS)
     project = load_project(folder)
     if flash is not None and not project["keep_every"]:
         raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every (--keep-every)")

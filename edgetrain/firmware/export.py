@@ -44,6 +44,7 @@ from edgetrain.ops import update
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.validate import validate
+from edgetrain.ranges import STEPS, shown
 
 SCHEMA = 3
 # The most that the optimizer's settings take for each group, and what else of a run a copy holds beside its tensors.
@@ -91,8 +92,8 @@ def export(
     keep_every: steps between two copies in flash of all that the run changes. There are two of them, one of which is
                 whole whenever the power is lost, and the program goes on from the newest. None: it starts afresh.
     """
-    if keep_every is not None and (type(keep_every) is not int or not 1 <= keep_every < 2**32):
-        raise UserError("keep_every is wrong", expected="a number of steps, 1 or more", received=repr(keep_every))
+    if keep_every is not None and keep_every not in STEPS:
+        raise UserError("keep_every is wrong", expected=f"steps: {STEPS}", received=shown(keep_every))
     chosen = load_target(target)
     folder = require_new_folder(Path(out))
     _require_lowered(graph)

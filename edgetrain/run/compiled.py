@@ -24,6 +24,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.accumulate import accumulates_only
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Tensor
+from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.pagefile import Calls, PageFault
@@ -185,6 +186,8 @@ class CompiledStep:
         Every tensor that a kernel makes is held against the graph, so that a layout that capture foretold wrongly is
         found before anything is updated by it; and every kernel has then run once with the memory that it needs.
         """
+        if all(storage.device == "cpu" for storage in self.graph.storages):
+            require_room("this step", self.plan.peak_bytes, next_step="give a smaller batch, or a budget of memory")
         program = self._build(self.plan, look=True, rehearse=True)
         self._execute(program, batch, keep=False, look=self._check)
         self._checked = True

@@ -15,10 +15,11 @@ is wrong is a UserError that names the file.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from edgetrain.closest import closest
 from edgetrain.errors import UserError
+from edgetrain.ranges import CHANNELS, SIDE, shown, whole
 from edgetrain.zoo.datasets import cifar, digits, folder, idx, keywords, text
 from edgetrain.zoo.datasets.base import Data
 
@@ -67,12 +68,11 @@ def load(
 
 
 def _check_options(input_size: int | None, channels: int | None, sequence: int) -> None:
-    if input_size is not None and input_size < 1:
-        raise UserError("The images need a size.", expected="input_size of 1 or more", received=str(input_size))
-    if channels not in (None, 1, 3):
-        raise UserError("Images are grey or coloured.", expected="channels 1 or 3", received=str(channels))
-    if sequence < 1:
-        raise UserError("A window of text needs a length.", expected="sequence of 1 or more", received=str(sequence))
+    if input_size is not None:
+        whole("input_size", input_size, SIDE)
+    if channels is not None and (channels not in CHANNELS or channels == 2):
+        raise UserError("Images are grey or coloured.", expected="channels 1 or 3", received=shown(channels))
+    whole("sequence", sequence, SIDE)
 
 
 def _load_path(path: Path, input_size: int | None, channels: int | None, sequence: int, seed: int) -> Data:
@@ -111,11 +111,11 @@ def _sources() -> str:
 
 def _not_there(spec: str) -> UserError:
     """The error for a path that does not exist; with the data set meant, where it reads like a name."""
-    what = f"There is no file or folder {spec!r}."
-    close = difflib.get_close_matches(spec.lower(), ("digits", *PUBLIC), n=1)
-    if close == ["digits"]:
+    what = f"There is no file or folder {shown(spec)}."
+    match = closest(spec, ("digits", *PUBLIC))
+    if match == "digits":
         return UserError(what, expected=POSSIBLE, next_step="Did you mean digits?")
-    if close:
-        advice = f"{close[0]} is not shipped. Get it from {PUBLIC[close[0]]} and give its folder or file."
+    if match is not None:
+        advice = f"{match} is not shipped. Get it from {PUBLIC[match]} and give its folder or file."
         return UserError(what, expected=POSSIBLE, next_step=advice)
     return UserError(what, expected=POSSIBLE, next_step=_sources())
