@@ -25,12 +25,12 @@ def closest(given: str, names: Iterable[str]) -> str | None:
 
 
 def unknown(what: str, given: object, names: Iterable[str], *, also: str = "", list_them: str = "") -> UserError:
-    """The error. what: "device", say. also: what may stand in place of a name. list_them: how the names are listed."""
+    """The error. what: "device named", say. also: what may stand in place of a name. list_them: how the names are listed."""
     known = tuple(names)
     match = closest(given, known) if isinstance(given, str) else None
     choose = "choose one of these" + (f": {list_them}" if list_them else "")
     return UserError(
-        f"there is no {what} named {shown(given)}",
+        f"there is no {what} {shown(given)}",
         expected="one of " + ", ".join(known) + (f", or {also}" if also else ""),
         next_step=f"did you mean {match}?" if match else choose,
     )

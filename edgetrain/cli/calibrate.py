@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgetrain import ranges
-from edgetrain.cli.options import number
+from edgetrain.cli.options import numeric
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration, power_model
@@ -19,16 +19,16 @@ _PHASES = {"idle": "with the machine idle", "busy": "with every core at work"}
 
 def calibrate(
     idle_watts: Annotated[
-        float | None, number(ranges.WATTS, "What the meter shows idle; asked for if left out.", "--idle-watts")
+        float | None, numeric(ranges.WATTS, "What the meter shows idle; asked for if left out.", "--idle-watts")
     ] = None,
     busy_watts: Annotated[
-        float | None, number(ranges.WATTS, "What it shows with every core at work; likewise.", "--busy-watts")
+        float | None, numeric(ranges.WATTS, "What it shows with every core at work; likewise.", "--busy-watts")
     ] = None,
     idle_seconds: Annotated[
-        float, number(PHASE_S, "How long the machine is left idle before you are asked.", "--idle-seconds")
+        float, numeric(PHASE_S, "How long the machine is left idle before you are asked.", "--idle-seconds")
     ] = 20.0,
     busy_seconds: Annotated[
-        float, number(PHASE_S, "How long every core is at work before you are asked.", "--busy-seconds")
+        float, numeric(PHASE_S, "How long every core is at work before you are asked.", "--busy-seconds")
     ] = 20.0,
     json: Json = False,
 ) -> None:

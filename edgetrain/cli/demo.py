@@ -13,7 +13,7 @@ from rich.table import Table
 
 from edgetrain import ranges
 from edgetrain.bench import demo as study
-from edgetrain.cli.options import Batch, number
+from edgetrain.cli.options import Batch, numeric
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.measure.record import RunFolder, default_path
 from edgetrain.plan.budget import parse_bytes
@@ -22,9 +22,9 @@ from edgetrain.report.html import write_page
 
 def demo(
     memory: Annotated[str, typer.Option(help="Budget for the step's tensors.")] = "300MB",
-    steps: Annotated[int, number(replace(ranges.STEPS, low=2), "Training steps of each.")] = 8,
+    steps: Annotated[int, numeric(replace(ranges.STEPS, low=2), "Training steps of each.")] = 8,
     batch: Batch = 16,
-    input_size: Annotated[int, number(replace(ranges.SIDE, low=32), "Side of the images.")] = 224,
+    input_size: Annotated[int, numeric(replace(ranges.SIDE, low=32), "Side of the images.")] = 224,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/demo-DATE-TIME.")] = None,
     json: Json = False,
 ) -> None:

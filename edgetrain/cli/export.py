@@ -13,7 +13,7 @@ from torch import nn
 from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
-from edgetrain.cli.options import Batch, Side, Width, number, one_of
+from edgetrain.cli.options import Batch, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
@@ -41,19 +41,19 @@ def export(
         str | None, typer.Option(help="RAM for the step, such as 200kB; by default what there is.")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    lr: Annotated[float, number(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
-    momentum: Annotated[float, number(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = 0.0,
-    classes: Annotated[int | None, number(ranges.CLASSES, "Number of classes, without data.")] = None,
+    lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
+    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = 0.0,
+    classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without data.")] = None,
     input_size: Side = None,
     width: Width = None,
-    seed: Annotated[int, number(ranges.SEED, "Of the fresh weights.")] = 0,
+    seed: Annotated[int, numeric(ranges.SEED, "Of the fresh weights.")] = 0,
     keep_every: Annotated[
         int | None,
-        number(ranges.STEPS, "Steps between two copies in flash of what is trained: a lost battery costs no more."),
+        numeric(ranges.STEPS, "Steps between two copies in flash of what is trained: a lost battery costs no more."),
     ] = None,
     check: Annotated[
         int,
-        number(
+        numeric(
             ranges.ROUNDS, "Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch."
         ),
     ] = 0,

@@ -1,7 +1,7 @@
 """Options that hold a number or one of a few names: each is checked here, before a command begins.
 
-A range stands in `edgetrain/ranges.py`, once for commands and Python. What is outside of it is wrong use: exit code 2 and
-one message that names the option.
+A range stands in `edgetrain/ranges.py`, once for commands and Python. What is outside of it is wrong use: exit code 2
+and one message that names the option.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgetrain.closest import closest
 from edgetrain.ranges import Range, shown
 
 
-def number(allowed: Range, help: str, *names: str) -> Any:  # noqa: A002  # Typer's own word
+def numeric(allowed: Range, help: str, *names: str) -> Any:  # noqa: A002  # Typer's own word
     """A numeric option with a range."""
     return typer.Option(*names, help=help, parser=_parser(allowed), metavar="<int>" if allowed.whole else "<float>")
 
@@ -44,9 +44,9 @@ def one_of(names: Iterable[str], given: str, option: str) -> None:
 
 
 # Options that several commands share.
-Batch = Annotated[int, number(ranges.BATCH, "Samples in a batch.")]
-Classes = Annotated[int | None, number(ranges.CLASSES, "Number of classes.")]
-Seed = Annotated[int, number(ranges.SEED, "Of all that is drawn at random.")]
-Side = Annotated[int | None, number(ranges.SIDE, "Side of an image, or length of a sequence.")]
-Threads = Annotated[int | None, number(ranges.THREADS, "Threads that kernels may use.")]
-Width = Annotated[float | None, number(ranges.WIDTH, "Width multiplier of a zoo model.")]
+Batch = Annotated[int, numeric(ranges.BATCH, "Samples in a batch.")]
+Classes = Annotated[int | None, numeric(ranges.CLASSES, "Number of classes.")]
+Seed = Annotated[int, numeric(ranges.SEED, "Of all that is drawn at random.")]
+Side = Annotated[int | None, numeric(ranges.SIDE, "Side of an image, or length of a sequence.")]
+Threads = Annotated[int | None, numeric(ranges.THREADS, "Threads that kernels may use.")]
+Width = Annotated[float | None, numeric(ranges.WIDTH, "Width multiplier of a zoo model.")]

@@ -24,7 +24,7 @@ from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.options import Batch, Classes, Side, Width, number, one_of
+from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
 from edgetrain.cli.plan_study import Study, costs_of
@@ -68,10 +68,10 @@ def plan(
         Path | None, typer.Option(help="Folder on this machine's storage that tensors may be paged to; it is measured.")
     ] = None,
     objective: Annotated[str, typer.Option(help="What is to be least: time or energy.")] = "time",
-    most_time: Annotated[float | None, number(ranges.SECONDS, "Seconds that a step may take.")] = None,
-    most_energy: Annotated[float | None, number(ranges.JOULES, "Joules that a step may take.")] = None,
+    most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
+    most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
-    time_limit: Annotated[float, number(ranges.SECONDS, "Seconds for the search of each plan.")] = 10.0,
+    time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search of each plan.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",

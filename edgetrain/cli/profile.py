@@ -17,7 +17,7 @@ from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.live_view import LiveView
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.options import Batch, Classes, Side, Threads, Width, number, one_of
+from edgetrain.cli.options import Batch, Classes, Side, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure.processor import parse_cores
@@ -48,7 +48,7 @@ _PARTS = ("utilisation", "overhead_sampling", "overhead_tracing")
 def profile(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
     batch: Batch = 1,
-    steps: Annotated[int, number(ranges.STEPS, "Steps that are measured, after the warm-up.")] = 50,
+    steps: Annotated[int, numeric(ranges.STEPS, "Steps that are measured, after the warm-up.")] = 50,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
@@ -57,15 +57,15 @@ def profile(
     threads: Threads = None,
     cores: Annotated[str | None, typer.Option(help="Cores to run on, such as 0-2,4.")] = None,
     frequency: Annotated[
-        float | None, number(ranges.MEGAHERTZ, "MHz to hold these cores at, where the system allows.")
+        float | None, numeric(ranges.MEGAHERTZ, "MHz to hold these cores at, where the system allows.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device file to model energy with, where no sensor tells it.")
     ] = None,
-    repeats: Annotated[int, number(ranges.REPEATS, "Fresh processes that the measurement is repeated in.")] = 1,
-    idle: Annotated[float, number(ranges.IDLE_SECONDS, "Seconds of the idle baseline.")] = 3.0,
-    period: Annotated[float, number(ranges.MILLISECONDS, "Milliseconds between samples.")] = 10.0,
-    rounds: Annotated[int, number(ranges.ROUNDS, "Rounds of blocks that tell what measuring costs; 0: none.")] = 12,
+    repeats: Annotated[int, numeric(ranges.REPEATS, "Fresh processes that the measurement is repeated in.")] = 1,
+    idle: Annotated[float, numeric(ranges.IDLE_SECONDS, "Seconds of the idle baseline.")] = 3.0,
+    period: Annotated[float, numeric(ranges.MILLISECONDS, "Milliseconds between samples.")] = 10.0,
+    rounds: Annotated[int, numeric(ranges.ROUNDS, "Rounds of blocks that tell what measuring costs; 0: none.")] = 12,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
     input_size: Side = None,
     classes: Classes = None,

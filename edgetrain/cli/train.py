@@ -21,7 +21,7 @@ from edgetrain import ranges, zoo
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
-from edgetrain.cli.options import Batch, Threads, Width, number, one_of
+from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, stopped
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted, write_atomic
@@ -45,27 +45,27 @@ def train(
     data: Annotated[
         str, typer.Option(help="digits, a folder of images by class, idx or CIFAR-10 files, or a text file.")
     ] = "digits",
-    epochs: Annotated[int, number(ranges.EPOCHS, "Passes over the training data.")] = 5,
+    epochs: Annotated[int, numeric(ranges.EPOCHS, "Passes over the training data.")] = 5,
     batch: Batch = 32,
-    lr: Annotated[float, number(ranges.LEARNING_RATE, "Learning rate at its highest.")] = 0.05,
-    seed: Annotated[int, number(ranges.SEED, "Seed of initial weights, data order and dropout.")] = 0,
+    lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate at its highest.")] = 0.05,
+    seed: Annotated[int, numeric(ranges.SEED, "Seed of initial weights, data order and dropout.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/train-DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    momentum: Annotated[float, number(ranges.MOMENTUM, "Momentum of sgd.")] = 0.9,
-    weight_decay: Annotated[float, number(ranges.WEIGHT_DECAY, "Weight decay.")] = 1e-4,
+    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd.")] = 0.9,
+    weight_decay: Annotated[float, numeric(ranges.WEIGHT_DECAY, "Weight decay.")] = 1e-4,
     schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, cosine or step.")] = "cosine",
-    warmup_steps: Annotated[int, number(ranges.STEPS_OR_NONE, "Steps over which the learning rate rises.")] = 0,
+    warmup_steps: Annotated[int, numeric(ranges.STEPS_OR_NONE, "Steps over which the learning rate rises.")] = 0,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights: safetensors or a state dict.")] = None,
     resize_head: Annotated[
         bool, typer.Option("--resize-head", help="Let --weights have another number of classes.")
     ] = False,
-    input_size: Annotated[int | None, number(ranges.SIDE, "Side that images are resized to.")] = None,
+    input_size: Annotated[int | None, numeric(ranges.SIDE, "Side that images are resized to.")] = None,
     width: Width = None,
     checkpoint_every: Annotated[
-        int, number(ranges.STEPS_OR_NONE, "Steps from one checkpoint to the next; 0: at the end only.")
+        int, numeric(ranges.STEPS_OR_NONE, "Steps from one checkpoint to the next; 0: at the end only.")
     ] = 200,
-    eval_every: Annotated[int, number(ranges.EPOCHS, "Epochs from one evaluation to the next.")] = 1,
+    eval_every: Annotated[int, numeric(ranges.EPOCHS, "Epochs from one evaluation to the next.")] = 1,
     memory: Annotated[
         str | None, typer.Option(help="Budget for the step's tensors, such as 300MB; auto follows what is available.")
     ] = None,

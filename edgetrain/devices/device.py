@@ -271,7 +271,9 @@ def load(name_or_path: str | Path) -> Device:
     key = name_or_path.strip().lower().replace("-", "_").replace(" ", "_")
     if key in names():
         return _read(FOLDER / f"{key}.toml")
-    raise unknown("device", name_or_path, names(), also="the path of a .toml file", list_them="`edgetrain devices`")
+    raise unknown(
+        "device named", name_or_path, names(), also="the path of a .toml file", list_them="`edgetrain devices`"
+    )
 
 
 def _read(path: Path) -> Device:

@@ -37,6 +37,7 @@ from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out
 from edgetrain.run.compile import NotFinite, Program, Words, build, let_go, taken
+from edgetrain.run.indices import out_of_range
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
@@ -314,7 +315,7 @@ class CompiledStep:
     ) -> Any:
         inputs = [laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = self.bound()
-        given = [update.settings(self._binding.kind, group) for group in self._optimizer.param_groups]
+        given = [update.settings(self._binding.kind, g, n) for n, g in enumerate(self._optimizer.param_groups)]
         undo, interrupt = Undo(random=program.random), HeldSignals()
         before: Before = []
         done = False
@@ -344,6 +345,11 @@ class CompiledStep:
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
                 ) from error
+            wrong = isinstance(error, IndexError | RuntimeError) and out_of_range(
+                self.graph, dict(zip(self.graph.inputs, inputs, strict=True))
+            )
+            if wrong:
+                raise wrong from error
             raise
         finally:
             if not done:
