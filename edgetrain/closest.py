@@ -25,7 +25,7 @@ def closest(given: str, names: Iterable[str]) -> str | None:
 
 
 def unknown(what: str, given: object, names: Iterable[str], *, also: str = "", list_them: str = "") -> UserError:
-    """The error. what: "device named", say. also: what may stand in place of a name. list_them: how the names are listed."""
+    """The error. what: "device named". also: what may stand in place of a name. list_them: the command that does."""
     known = tuple(names)
     match = closest(given, known) if isinstance(given, str) else None
     choose = "choose one of these" + (f": {list_them}" if list_them else "")

@@ -32,6 +32,8 @@ class Range:
         return f"{kind} {start} {_number(self.low)} {end} {_number(self.high)}"
 
     def __contains__(self, value: object) -> bool:
+        if type(value) is float and not self.whole:  # settings are looked at in every step
+            return (self.low < value if self.above else self.low <= value) and value <= self.high
         kind = numbers.Integral if self.whole else numbers.Real
         if isinstance(value, bool) or not isinstance(value, kind):
             return False

@@ -40,9 +40,9 @@ def check_item(position: int, item: object) -> None:
         if not isinstance(item, bool | int | float | str | None):
             arrays = isinstance(item, np.ndarray | np.generic)
             raise UserError(
-                f"item {position} of the batch cannot be captured",
+                f"item {position} of the example cannot be captured",
                 expected="a tensor, a number, a string or None",
-                received="a NumPy array" if arrays else type(item).__name__,
+                received=type(item).__name__,
                 next_step=f"pass {_as_tensor(arrays)}" if arrays or _is_numbers(item) else _NESTED,
             )
         return
@@ -104,7 +104,7 @@ def no_scalar(value: object) -> tuple[str, str]:
         return f"a dictionary with {', '.join(shown(k) for k in list(value)[:4])}", "return the loss alone, out of it"
     if value is None:
         return "None", "return the loss from the function"
-    return f"{type(value).__name__} {shown(value)}", "return the tensor itself, without .item() or float()"
+    return shown(value), "return the tensor itself, without .item() or float()"
 
 
 def no_parameter_of(model: nn.Module) -> UserError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -100,15 +100,22 @@ def check_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> No
     keys = ("momentum_buffer",) if kind == "sgd" else ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) * given.amsgrad))
     for key in keys:
         there = state.get(key)
-        if not isinstance(there, torch.Tensor) or _described(there) != _described(p):
+        if not _is_like(there, p):
             raise _misfit(p, f"{key} of the same shape, type and device: {_described(p)}", _described(there))
-        if optimizers.overlaps(there) or there.data_ptr() == p.data_ptr():
+        if there.data_ptr() == p.data_ptr() or (there.stride() != p.stride() and optimizers.overlaps(there)):
             raise _misfit(p, f"{key} in memory of its own", "one whose numbers share memory, or are the parameter's")
     if kind != "sgd":
         step = state.get("step")
         count = step.item() if isinstance(step, torch.Tensor) and step.numel() == 1 and not step.is_meta else step
         if count not in _COUNTED:
             raise _misfit(p, "step, the number of updates so far: " + str(_COUNTED), shown(count))
+
+
+def _is_like(value: object, p: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    return (
+        isinstance(value, torch.Tensor) and value.shape == p.shape and value.dtype == p.dtype
+        and value.device == p.device and value.layout == p.layout
+    )  # fmt: skip
 
 
 _COUNTED = Range(0, 1e15, whole=False)
