@@ -6,14 +6,16 @@ and one message that names the option.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from edgetrain import ranges
 from edgetrain.closest import closest
+from edgetrain.files import checked_path
 from edgetrain.ranges import Range, shown
 
 
@@ -42,6 +44,16 @@ def one_of(names: Iterable[str], given: str, option: str) -> None:
         meant = f"; did you mean {match}?" if match else ""
         raise typer.BadParameter(f"{shown(given)} is none of {', '.join(known)}{meant}", param_hint=option)
 
+
+def check_names(options: Mapping[str, object]) -> None:
+    """Refuse a path that no file can have, among the options of a command."""
+    for name, value in options.items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path) or (name in _NAMES and isinstance(path, str)):
+                checked_path(path, "file or folder")
+
+
+_NAMES = ("model", "data", "device", "target")  # a name, or a path
 
 # Options that several commands share.
 Batch = Annotated[int, numeric(ranges.BATCH, "Samples in a batch.")]

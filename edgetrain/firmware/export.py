@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from edgetrain.errors import UserError
+from edgetrain.files import checked_path, refuse_link
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
@@ -131,6 +132,9 @@ def export(
 
 def require_new_folder(folder: Path) -> Path:
     """A folder that is not there yet, or empty, and that can be made."""
+    checked_path(folder, "folder")
+    if folder.is_symlink():
+        refuse_link(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already", next_step="remove it, or give another folder")
     above = next(parent for parent in folder.absolute().parents if parent.exists())

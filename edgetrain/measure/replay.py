@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import UserError
+from edgetrain.files import require_regular
 from edgetrain.measure.sensors import Channel, find
 from edgetrain.measure.sensors.recording import Recording, Stage
 
@@ -116,6 +117,7 @@ class _Table:
 
     def __init__(self, path: Path, needed: Sequence[str]) -> None:
         self.path = path
+        require_regular(path, "trace")
         try:
             with open(path, newline="", encoding="utf-8") as file:
                 self._rows = list(csv.DictReader(file))

@@ -18,6 +18,7 @@ Source: https://engineering.case.edu/bearingdatacenter; as .npz: github.com/srig
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,11 +26,16 @@ import numpy as np
 import torch
 
 from edgetrain.errors import UserError
+from edgetrain.files import require_regular
 
 WINDOW, BANDS = 512, 40
 RATE_HZ, FAST_HZ = 12_000, 48_000
 LARGEST_BYTES = 256 << 20
 _SENSOR = "DE"
+_DAMAGE = (
+    OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, NotImplementedError, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
 
 
 def load(folder: str | Path) -> Mapping[str, torch.Tensor]:
@@ -55,14 +61,27 @@ def spectra(recording: torch.Tensor) -> torch.Tensor:
 
 def _recording(file: Path) -> torch.Tensor:
     expected = f"an .npz file with an array {_SENSOR} of readings, at most {LARGEST_BYTES:,} bytes"
+    require_regular(file, "recording", LARGEST_BYTES)
     try:
         with zipfile.ZipFile(file) as archive:
             size = sum(item.file_size for item in archive.infolist())
         if size > LARGEST_BYTES:
             raise UserError(f"{file} is too large.", expected=expected, received=f"{size:,} bytes")
         with np.load(file, allow_pickle=False) as arrays:
-            readings = np.asarray(arrays[_SENSOR], dtype=np.float64).ravel()
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            there = arrays[_SENSOR]
+            if there.dtype.kind not in "fiu":
+                raise ValueError(f"{_SENSOR} holds {there.dtype}")
+            readings = np.asarray(there, dtype=np.float64).ravel()
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        MemoryError,
+        RuntimeError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise UserError(f"{file} is no recording.", expected=expected, received=str(error)) from error
     if len(readings) < WINDOW or not np.isfinite(readings).all():
         raise UserError(f"{file} has no whole window of numbers.", expected=expected, received=f"{len(readings)}")

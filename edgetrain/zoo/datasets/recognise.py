@@ -19,6 +19,7 @@ from pathlib import Path
 
 from edgetrain.closest import closest
 from edgetrain.errors import UserError
+from edgetrain.files import checked_path
 from edgetrain.ranges import CHANNELS, SIDE, shown, whole
 from edgetrain.zoo.datasets import cifar, digits, folder, idx, keywords, text
 from edgetrain.zoo.datasets.base import Data
@@ -58,13 +59,22 @@ def load(
     _check_options(input_size, channels, sequence)
     if spec == "digits":
         return digits.load(input_size=input_size, channels=channels, seed=seed)
-    path = Path(spec).expanduser()
-    if not spec or not path.exists():
+    if not spec:
+        raise _not_there(spec)
+    path = _expanded(spec)
+    if not path.exists():
         raise _not_there(spec)
     try:
         return _load_path(path, input_size, channels, sequence, seed)
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error
+
+
+def _expanded(spec: str) -> Path:
+    try:
+        return checked_path(spec, "data set").expanduser()
+    except (UserError, RuntimeError):  # no name of a file; ~somebody who has no home here
+        raise _not_there(spec) from None
 
 
 def _check_options(input_size: int | None, channels: int | None, sequence: int) -> None:
