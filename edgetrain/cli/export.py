@@ -76,7 +76,7 @@ def export(
     settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
     updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
     with told_of_batch(model, "a random batch" if data is None else data, example):
-        graph = lower_for_firmware(capture(net, task.loss, updates, example))
+        graph = lower_for_firmware(capture(net, task.loss, updates, example), net)
     plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
     project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
     checked = _checked(project, net, task, updates, example, check) if check else []

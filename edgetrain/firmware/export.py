@@ -148,7 +148,7 @@ def _require_lowered(graph: Graph) -> None:
         raise UserError(
             "this graph is of PyTorch's ops, which firmware has no kernels for",
             expected="a graph from et.lower_for_firmware, and a plan for that one",
-            next_step="graph = et.lower_for_firmware(graph), then plan it with updates='final'",
+            next_step="graph = et.lower_for_firmware(graph, model), then plan it with updates='final'",
         )
     if not graph.inputs:
         raise UserError("this step reads no batch", expected="a loss that reads at least one tensor of the batch")
@@ -167,7 +167,7 @@ def _prediction(graph: Graph, model: nn.Module) -> Part:
     shape = graph.tensors[graph.inputs[0]].shape
     with torch.no_grad():
         captured = capture_inference(model, (torch.zeros(shape),))
-    lowered = lower_for_firmware(captured)
+    lowered = lower_for_firmware(captured, model)
     plan = keep_all(lowered, updates="final")
     return Part(lowered, plan, arena_of(lowered, plan))
 
