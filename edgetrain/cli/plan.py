@@ -41,6 +41,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
+from edgetrain.ranges import shown
 from edgetrain.report.memory import blocks, top_bytes, write_page
 from edgetrain.run.making import captured_apart
 from edgetrain.run.step import prepare
@@ -201,7 +202,7 @@ def _parts(sweep: str | None) -> tuple[float, ...]:
             raise ValueError
     except ValueError as error:
         wanted = f"a number of points from 2 to {_MOST_POINTS}, or parts above 0 and up to 1, such as 0.3,0.5,0.8"
-        raise typer.BadParameter(f"{sweep!r} is not {wanted}", param_hint="--sweep") from error
+        raise typer.BadParameter(f"{shown(sweep)} is not {wanted}", param_hint="--sweep") from error
     return parts
 
 
