@@ -70,7 +70,7 @@ def plain_json(data: bytes) -> Any:
     """JSON as a program writes it: each key once, finite numbers, whole numbers that a machine can hold. A ValueError
     or RecursionError says what is wrong."""
     return json.loads(
-        data.decode(), parse_constant=_no_constant, parse_float=_finite, parse_int=_short,
+        data.decode(), parse_constant=_no_constant, parse_float=finite, parse_int=_short,
         object_pairs_hook=each_key_once,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:40]} is too large")

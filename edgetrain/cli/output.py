@@ -26,9 +26,7 @@ _OPTIONS = (
     "resize_head", "objective", "time_limit", "warmup_steps", "eval_every",
 )  # fmt: skip
 _GIVEN = re.compile(rf"\b({'|'.join(_OPTIONS)})=(True|\"[^\"]*\"|'[^']*'|[\w.+-]+)?")
-_PLAIN = re.compile(
-    r"(?<![\w./'-])(page_to|process_memory|micro_batches|allow_inexact|input_size|keep_every|resize_head)(?![\w./'-])"
-)
+_PLAIN = re.compile(rf"(?<![\w./'-])({'|'.join(name for name in _OPTIONS if '_' in name)})(?![\w./'-])")
 _CALLS = {
     "example=(x, y)": "a batch", "et.prepare": "edgetrain train", "et.measure_costs": "edgetrain plan",
     "run loss(model, *example) by itself to see the whole traceback": "call it in Python to see the whole traceback",

@@ -380,7 +380,12 @@ def read_json(file: Path) -> Fields:
     """Read a file that should hold one JSON object; NaN and infinity are no JSON."""
     content = read_whole(file)
     try:
-        data = json.loads(content.decode(), parse_constant=_no_constant, object_pairs_hook=files.each_key_once)
+        data = json.loads(
+            content.decode(),
+            parse_constant=_no_constant,
+            parse_float=files.finite,
+            object_pairs_hook=files.each_key_once,
+        )
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not valid JSON.", received=str(error)[:200]) from error
     if not isinstance(data, dict):

@@ -97,7 +97,8 @@ def test_what_is_no_number_in_the_range(
       "99"), "memory"), (("plan", "lenet", "--memory", "9" * 400 + "GB"), "--memory"),
      (("plan", "lenet", "--memory", "1GB", "--sweep", "9" * 5000), "--sweep"),
      (("plan", "lenet", "--memory", "1GB", "--micro-batches", "9" * 5000), "--micro-batches"),
-     (("profile", "lenet", "--cores", "0-99999999999"), "cores"), (("profile", "lenet", "--cores", "9" * 5000), "cores")],
+     (("profile", "lenet", "--cores", "0-99999999999"), "cores"),
+     (("profile", "lenet", "--cores", "9" * 5000), "cores")],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_what_could_never_fit(

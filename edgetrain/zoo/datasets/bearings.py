@@ -18,7 +18,6 @@ Source: https://engineering.case.edu/bearingdatacenter; as .npz: github.com/srig
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,10 +31,6 @@ WINDOW, BANDS = 512, 40
 RATE_HZ, FAST_HZ = 12_000, 48_000
 LARGEST_BYTES = 256 << 20
 _SENSOR = "DE"
-_DAMAGE = (
-    OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, NotImplementedError, zlib.error,
-    zipfile.BadZipFile,
-)  # fmt: skip
 
 
 def load(folder: str | Path) -> Mapping[str, torch.Tensor]:
