@@ -383,7 +383,6 @@ def read_json(file: Path) -> Fields:
         data = json.loads(
             content.decode(),
             parse_constant=_no_constant,
-            parse_float=files.finite,
             object_pairs_hook=files.each_key_once,
         )
     except (ValueError, RecursionError) as error:

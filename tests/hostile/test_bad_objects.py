@@ -189,7 +189,7 @@ STATES: dict[str, Attack] = {
     "state sparse": put(lambda s, p: s.to_sparse()), "state of the parameter": put(lambda s, p: p.data),
     "state expanded": put(lambda s, p: s.flatten()[:1].reshape([1] * p.dim()).expand(p.shape)),
     "state extra": each_state(lambda s, p: s.update(other=1)), "another kind": foreign,
-    **{f"lr {value!r:.9}": setting("lr", value) for value in (float("nan"), -1, float("inf"), "0.1", None, [1], 10**400)},
+    **{f"lr {n!r:.9}": setting("lr", n) for n in (float("nan"), -1, float("inf"), "0.1", None, [1], 10**400)},
     "weight decay": setting("weight_decay", "1"), "weight decay nan": setting("weight_decay", float("nan")),
     "no lr": lambda t, _: t.optimizer.param_groups[0].pop("lr") and None,
 }  # fmt: skip
