@@ -151,8 +151,8 @@ def main_key(state: dict[str, Any]) -> str:
     return "momentum_buffer" if "momentum_buffer" in state else "exp_avg"
 
 
-def put(make: Callable[[Tensor, nn.Parameter], Any]) -> Attack:
-    def change(state: dict[str, Any], p: nn.Parameter) -> None:
+def put(make: Callable[[Tensor, Any], Any]) -> Attack:
+    def change(state: dict[str, Any], p: Any) -> None:
         state[main_key(state)] = make(state[main_key(state)], p)
 
     return each_state(change)
@@ -222,7 +222,6 @@ def test_states_between_steps(kind: str, name: str, attack: Attack, one_cache: o
         training = Training(kind, seed)
         kept, whole = copy.deepcopy(training.optimizer.state_dict()), copy.deepcopy(training.model.state_dict())
         batch = attack(training, random.Random(f"{seed}{name}"))
-        told = ""
         with pytest.raises(et.UserError) as caught:
             training.step(*(batch or (training.x, training.y)))
         told = str(caught.value)
@@ -318,7 +317,8 @@ def test_what_is_prepared(name: str, unused: Any) -> None:
                                   "unused", "memory_format", "page_to"])  # fmt: skip
 def test_settings_of_prepare(name: str) -> None:
     training = Training("sgd")
-    for value in (float("nan"), -1, 10**400, "nonsense", [], 1j, b"x"):
+    values: tuple[Any, ...] = (float("nan"), -1, 10**400, "nonsense", [], 1j, b"x")
+    for value in values:
         settings: dict[str, Any] = {"memory": "10MB"} if name == "page_to" else {}
         with pytest.raises(et.UserError) as told:
             et.prepare(training.model, loss, training.optimizer, (training.x, training.y), **{**settings, name: value})

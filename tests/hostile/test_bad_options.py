@@ -9,6 +9,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,8 +132,8 @@ def test_a_range_holds_its_ends_and_no_more(allowed: Range) -> None:
         assert len(str(told.value)) < 600
 
 
-SETTINGS: list[tuple[str, Callable[[typing.Any], object]]] = [
-    *((name, lambda value, name=name: TrainConfig(**{"epochs": 1, "batch": 1, name: value}))  # type: ignore[misc]
+SETTINGS: list[tuple[str, Callable[[Any], object]]] = [
+    *((name, lambda value, name=name: TrainConfig(**{"epochs": 1, "batch": 1, name: value}))
       for name in ("epochs", "batch", "seed", "warmup_steps", "eval_every", "checkpoint_every_steps", "keep", "lr")),
     ("width", lambda value: zoo.build("lenet", width=value)),
     ("classes", lambda value: zoo.build("lenet", classes=value)),
@@ -143,8 +144,9 @@ SETTINGS: list[tuple[str, Callable[[typing.Any], object]]] = [
 
 
 @pytest.mark.parametrize(("name", "use"), SETTINGS, ids=lambda value: value if isinstance(value, str) else "")
-def test_settings_in_python(name: str, use: Callable[[typing.Any], object]) -> None:
-    for value in (float("nan"), float("inf"), -1, 10**400, -(10**400), "many", [3], 1e300, {}, b"1"):
+def test_settings_in_python(name: str, use: Callable[[Any], object]) -> None:
+    values: tuple[Any, ...] = (float("nan"), float("inf"), -1, 10**400, -(10**400), "many", [3], 1e300, {}, b"1")
+    for value in values:
         with pytest.raises(UserError) as told:
             use(value)
         assert len(str(told.value)) < 600
