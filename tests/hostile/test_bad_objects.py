@@ -136,7 +136,7 @@ def test_the_words_say_what_to_do(one_cache: object) -> None:
 # ---- the model and the optimizer's state between steps
 
 
-def each_state(change: Callable[[dict[str, Any], nn.Parameter], Any], *, of_one: bool = True) -> Attack:
+def each_state(change: Callable[[dict[str, Any], Any], Any], *, of_one: bool = True) -> Attack:
     """Changes the state of a parameter drawn at random, or of all."""
 
     def attack(training: Training, drawn: random.Random) -> None:
