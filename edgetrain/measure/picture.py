@@ -164,7 +164,11 @@ def load(folder: Path) -> Picture:
     """Read memory.json back; one that is not ours is a UserError."""
     file = folder / FILE
     try:
-        return _picture(files.plain_json(files.read(file)))
+        data = files.read(file)
+    except UserError as error:
+        raise UserError(f"{file} cannot be read", received=error.received) from error
+    try:
+        return _picture(files.plain_json(data))
     except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{file} holds no picture of memory of edgetrain", received=f"{type(error).__name__}: {error}"
