@@ -58,7 +58,11 @@ def measure_costs(
     most_bytes: what measuring may take. An op that takes more by its arguments and results alone is not run; no plan
     within as many bytes can run it so either, and its time is that of another way to run it, or 0.
     """
-    ranges.whole("rounds", rounds, replace(ranges.ROUNDS, low=1))
+    if rounds not in ranges.ROUNDS or rounds < 1:
+        raise UserError(
+            "costs are measured over at least one round", expected=str(replace(ranges.ROUNDS, low=1)),
+            received=ranges.shown(rounds),
+        )  # fmt: skip
     scratch = overwrites_gradient(graph)
     ways = [calls.calls(graph, n, scratch) for n in range(len(graph.ops))]
     wanted = [{way: calls.key(graph, call) for way, call in row.items()} for row in ways]
