@@ -30,6 +30,9 @@ TESTS = (
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
     "tests/firmware/test_firmware_random_nets.py",
+    "tests/hostile/test_bad_options.py",
+    "tests/hostile/test_bad_files.py",
+    "tests/hostile/test_bad_objects.py",
 )
 KEPT = ROOT / "benchmarks/results/soak.json"
 

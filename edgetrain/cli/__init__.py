@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -23,7 +23,8 @@ from edgetrain.cli.emulate import emulate
 from edgetrain.cli.export import export
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
-from edgetrain.cli.output import notes, stopped
+from edgetrain.cli.options import check_names
+from edgetrain.cli.output import in_words_of_commands, notes, stopped
 from edgetrain.cli.plan import plan
 from edgetrain.cli.profile import profile
 from edgetrain.cli.report import report
@@ -43,6 +44,7 @@ app = typer.Typer(
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: object, **options: object) -> None:
+        check_names(options)
         try:
             command(*args, **options)
         except KeyboardInterrupt:
@@ -79,5 +81,15 @@ def main() -> None:
     except InternalError:
         raise
     except EdgetrainError as error:
-        notes.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(1)
+        _end(in_words_of_commands(str(error)))
+    except OSError as error:
+        _end(f"{error.filename or 'a file'}: {error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        _end("there is not enough memory for this\n  next step: give a smaller batch, or --memory")
+
+
+def _end(message: str) -> NoReturn:
+    notes.print(f"error: {message}", markup=False, soft_wrap=True)
+    sys.exit(1)

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
+from edgetrain import ranges
+from edgetrain.cli.options import numeric
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration, power_model
 
+PHASE_S = replace(ranges.IDLE_SECONDS, low=0.1)
 _PHASES = {"idle": "with the machine idle", "busy": "with every core at work"}
 
 
 def calibrate(
     idle_watts: Annotated[
-        float | None, typer.Option("--idle-watts", help="What the meter shows idle; asked for if left out.", min=0)
+        float | None, numeric(ranges.WATTS, "What the meter shows idle; asked for if left out.", "--idle-watts")
     ] = None,
     busy_watts: Annotated[
-        float | None, typer.Option("--busy-watts", help="What it shows with every core at work; likewise.", min=0)
+        float | None, numeric(ranges.WATTS, "What it shows with every core at work; likewise.", "--busy-watts")
     ] = None,
     idle_seconds: Annotated[
-        float, typer.Option("--idle-seconds", help="How long the machine is left idle before you are asked.", min=0.1)
+        float, numeric(PHASE_S, "How long the machine is left idle before you are asked.", "--idle-seconds")
     ] = 20.0,
     busy_seconds: Annotated[
-        float, typer.Option("--busy-seconds", help="How long every core is at work before you are asked.", min=0.1)
+        float, numeric(PHASE_S, "How long every core is at work before you are asked.", "--busy-seconds")
     ] = 20.0,
     json: Json = False,
 ) -> None:

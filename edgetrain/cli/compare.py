@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from edgetrain import ranges
+from edgetrain.cli.options import numeric
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure.compare import EXIT_CODES, Compared, verdict
@@ -24,7 +26,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="The one that is judged.")],
     tolerance: Annotated[
         float | None,
-        typer.Option(help="How much worse it may be, as a part: 0.05, 5 %, for runs; 0.02 for counts.", min=0),
+        numeric(ranges.TOLERANCE, "How much worse it may be, as a part: 0.05, 5 %, for runs; 0.02 for counts."),
     ] = None,
     figure: Annotated[list[str] | None, typer.Option(help="Compare this figure of the summary; several times.")] = None,
     json: Json = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from edgetrain import ranges
 from edgetrain.bench import demo as study
+from edgetrain.cli.options import Batch, numeric
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.measure.record import RunFolder, default_path
 from edgetrain.plan.budget import parse_bytes
@@ -19,9 +22,9 @@ from edgetrain.report.html import write_page
 
 def demo(
     memory: Annotated[str, typer.Option(help="Budget for the step's tensors.")] = "300MB",
-    steps: Annotated[int, typer.Option(help="Training steps of each.", min=2)] = 8,
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 16,
-    input_size: Annotated[int, typer.Option(help="Side of the images.", min=32)] = 224,
+    steps: Annotated[int, numeric(replace(ranges.STEPS, low=2), "Training steps of each.")] = 8,
+    batch: Batch = 16,
+    input_size: Annotated[int, numeric(replace(ranges.SIDE, low=32), "Side of the images.")] = 224,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/demo-DATE-TIME.")] = None,
     json: Json = False,
 ) -> None:

@@ -12,7 +12,9 @@ import torch
 import typer
 from rich.progress import Progress
 
+from edgetrain import ranges
 from edgetrain.cli.models_and_data import by_sides
+from edgetrain.cli.options import numeric
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware.build import Variant, load_project
@@ -27,20 +29,20 @@ def emulate(
         str | None,
         typer.Option(help="A data set by name or path, as in `edgetrain train`; without it a random batch."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 10,
-    seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 0,
+    steps: Annotated[int, numeric(ranges.STEPS, "Steps to train.")] = 10,
+    seed: Annotated[int, numeric(ranges.SEED, "Of the order of samples.")] = 0,
     scalar: Annotated[
         bool,
         typer.Option("--scalar", help="Of a Linux board: the program whose bits are those of every board, slower."),
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(help="Threads on a Linux board; by default one for each core.", min=1)
+        int | None, numeric(ranges.THREADS, "Threads on a Linux board; by default one for each core.")
     ] = None,
     flash: Annotated[
         Path | None,
         typer.Option(help="File that is the board's flash: the run goes on from what it holds, up to --steps in all."),
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the run.", min=1.0)] = 600.0,
+    time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the run.")] = 600.0,
     json: Json = False,
 ) -> None:
     """Build firmware and train with it, in the emulator of its board; show losses, memory and instructions.

@@ -10,8 +10,10 @@ import torch
 import typer
 from torch import nn
 
+from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
+from edgetrain.cli.options import Batch, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
@@ -34,25 +36,25 @@ def export(
     target: Annotated[str, typer.Option(help="The board: nrf52840, stm32f746, linux-x86_64, … or a device file.")],
     out: Annotated[Path, typer.Option(help="Folder of the project: a new one, or an empty one.")],
     data: Annotated[str | None, typer.Option(help="Data whose classes and shape the model takes.")] = None,
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    batch: Batch = 1,
     memory: Annotated[
         str | None, typer.Option(help="RAM for the step, such as 200kB; by default what there is.")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    lr: Annotated[float, typer.Option(help="Learning rate.", min=0.0)] = 0.01,
-    momentum: Annotated[float, typer.Option(help="Momentum of sgd; 0 needs no memory.", min=0.0)] = 0.0,
-    classes: Annotated[int | None, typer.Option(help="Number of classes, without data.", min=1)] = None,
-    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
-    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the fresh weights.")] = 0,
+    lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
+    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = 0.0,
+    classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without data.")] = None,
+    input_size: Side = None,
+    width: Width = None,
+    seed: Annotated[int, numeric(ranges.SEED, "Of the fresh weights.")] = 0,
     keep_every: Annotated[
         int | None,
-        typer.Option(help="Steps between two copies in flash of what is trained: a lost battery costs no more.", min=1),
+        numeric(ranges.STEPS, "Steps between two copies in flash of what is trained: a lost battery costs no more."),
     ] = None,
     check: Annotated[
         int,
-        typer.Option(
-            help="Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch.", min=0
+        numeric(
+            ranges.ROUNDS, "Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch."
         ),
     ] = 0,
     json: Json = False,
@@ -65,8 +67,7 @@ def export(
 
     Example: edgetrain export ds_cnn --width 0.5 --data KEYWORDS --target stm32f746 --batch 1 --out fw
     """
-    if optimizer not in OPTIMIZERS:
-        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
+    one_of(OPTIMIZERS, optimizer, "--optimizer")
     chosen_target = load_target(target)
     require_new_folder(out)
     torch.manual_seed(seed)
@@ -75,7 +76,7 @@ def export(
     settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
     updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
     with told_of_batch(model, "a random batch" if data is None else data, example):
-        graph = lower_for_firmware(capture(net, task.loss, updates, example))
+        graph = lower_for_firmware(capture(net, task.loss, updates, example), net)
     plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
     project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
     checked = _checked(project, net, task, updates, example, check) if check else []

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.options import Batch, Classes, Side, Width, one_of
 from edgetrain.cli.output import Json, notes, print_json
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import capture, capture_inference
@@ -20,10 +21,10 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.o
 
 def graph(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,
-    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
-    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
+    batch: Batch = 1,
+    classes: Classes = None,
+    input_size: Side = None,
+    width: Width = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
     inference: Annotated[
         bool, typer.Option("--inference", help="The prediction in eval mode, not a training step.")
@@ -36,8 +37,7 @@ def graph(
 
     Example: edgetrain graph lenet --batch 4
     """
-    if optimizer not in OPTIMIZERS:
-        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
+    one_of(OPTIMIZERS, optimizer, "--optimizer")
     chosen = choose(model)
     net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
     captured: Graph

@@ -6,6 +6,10 @@ from typing import Literal
 
 import typer
 
+from edgetrain.ranges import BATCH, shown
+
+_DIGITS = 20
+
 MICRO_BATCHES = (
     "Take each batch in so many parts, gradients added up: a number, or auto for as many as the budget asks for. By "
     "default 1; the planner sage takes more where evicting does not keep the budget."
@@ -16,6 +20,6 @@ ALLOW_INEXACT = "Take micro-batches though batch norm or dropout then give other
 def number_of_micro_batches(words: str | None) -> int | Literal["auto"] | None:
     if words is None or words == "auto":
         return words  # type: ignore[return-value]
-    if not words.isdecimal() or int(words) < 1:
-        raise typer.BadParameter(f"{words!r} is neither a number from 1 on nor auto", param_hint="--micro-batches")
+    if not words.isdecimal() or len(words) > _DIGITS or int(words) not in BATCH:
+        raise typer.BadParameter(f"{shown(words)} is neither {BATCH} nor auto", param_hint="--micro-batches")
     return int(words)

@@ -106,10 +106,12 @@ def build_alone(
     """The model without data, its task, and a random batch."""
     if chosen.entry is not None:
         entry = chosen.entry
+        zoo.require_room_for_batch(batch, entry.input_shape(input_size))
         model = zoo.build(entry.name, classes=classes, input_size=input_size, width=width)
         return model, entry.task, entry.example(batch, classes=classes, input_size=input_size)
-    model = _call(chosen, classes=classes or 10)
     side = input_size or 224
+    zoo.require_room_for_batch(batch, (3, side, side))
+    model = _call(chosen, classes=classes or 10)
     images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
     return model, CLASSIFY, (images, torch.zeros(batch, dtype=torch.int64))
 

@@ -7,6 +7,7 @@ nothing else. Exit codes: 0 done, 1 a failure that was explained, 2 wrong use, 1
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,37 @@ notes = Console(stderr=True, highlight=False)
 results = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+
+
+# What Python calls otherwise than commands do.
+_OPTIONS = (
+    "memory", "process_memory", "planner", "page_to", "micro_batches", "allow_inexact", "batch", "epochs", "lr", "seed",
+    "classes", "input_size", "width", "threads", "device", "steps", "optimizer", "keep_every", "check", "resume",
+    "resize_head", "objective", "time_limit", "warmup_steps", "eval_every",
+)  # fmt: skip
+_GIVEN = re.compile(rf"\b({'|'.join(_OPTIONS)})=(True|\"[^\"]*\"|'[^']*'|[\w.+-]+)?")
+_PLAIN = re.compile(rf"(?<![\w./'-])({'|'.join(name for name in _OPTIONS if '_' in name)})(?![\w./'-])")
+_CALLS = {
+    "example=(x, y)": "a batch", "et.prepare": "edgetrain train", "et.measure_costs": "edgetrain plan",
+    "run loss(model, *example) by itself to see the whole traceback": "call it in Python to see the whole traceback",
+    'pass unused="freeze" to accept it': "freeze them in the model",
+}  # fmt: skip
+
+
+def in_words_of_commands(message: str) -> str:
+    """An error as a command says it: of options, not of arguments in Python. allow_inexact=True → --allow-inexact."""
+    for call, words in _CALLS.items():
+        message = message.replace(call, words)
+    message = _GIVEN.sub(lambda match: _option(match[1], match[2]), message)
+    return _PLAIN.sub(lambda match: _option(match[1], None), message)
+
+
+def _option(name: str, value: str | None) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return option if value in (None, "True") else f"{option} {value.strip(_QUOTES)}"
+
+
+_QUOTES = "\"'"
 
 
 def stopped(how_to_go_on: str) -> typer.Exit:

@@ -19,9 +19,11 @@ import rich.table
 import typer
 from rich.text import Text
 
+from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
 from edgetrain.cli.plan_study import Study, costs_of
@@ -38,6 +40,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.validate import validate
+from edgetrain.ranges import shown
 from edgetrain.report.memory import blocks, top_bytes, write_page
 from edgetrain.run.making import StepMaker
 from edgetrain.run.options import Options
@@ -57,7 +60,7 @@ def plan(
         str | None,
         typer.Option(help="Try many budgets: a number of points, or parts of keep-all's activations as 0.3,0.5,0.8."),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    batch: Batch = 1,
     device: Annotated[
         str | None,
         typer.Option(help="Model the costs for this device (`edgetrain devices`) instead of measuring them here."),
@@ -66,16 +69,16 @@ def plan(
         Path | None, typer.Option(help="Folder on this machine's storage that tensors may be paged to; it is measured.")
     ] = None,
     objective: Annotated[str, typer.Option(help="What is to be least: time or energy.")] = "time",
-    most_time: Annotated[float | None, typer.Option(help="Seconds that a step may take.")] = None,
-    most_energy: Annotated[float | None, typer.Option(help="Joules that a step may take.")] = None,
+    most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
+    most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
-    time_limit: Annotated[float, typer.Option(help="Seconds for the search of each plan.", min=0.1)] = 10.0,
+    time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search of each plan.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
-    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,
-    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
+    input_size: Side = None,
+    classes: Classes = None,
+    width: Width = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/plan-DATE-TIME.")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the plan to this file too.")] = None,
     load: Annotated[Path | None, typer.Option(help="Show the plan in this file instead of making one.")] = None,
@@ -91,10 +94,8 @@ def plan(
     """
     chosen = choose(model)
     target = None if device is None else load_device(device)
-    if optimizer not in OPTIMIZERS:
-        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
-    if planner not in PLANNERS:
-        raise typer.BadParameter(f"{planner} is none of {', '.join(PLANNERS)}", param_hint="--planner")
+    one_of(OPTIMIZERS, optimizer, "--optimizer")
+    one_of(PLANNERS, planner, "--planner")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
     if target is not None and process_bytes is not None:
@@ -201,7 +202,7 @@ def _parts(sweep: str | None) -> tuple[float, ...]:
             raise ValueError
     except ValueError as error:
         wanted = f"a number of points from 2 to {_MOST_POINTS}, or parts above 0 and up to 1, such as 0.3,0.5,0.8"
-        raise typer.BadParameter(f"{sweep!r} is not {wanted}", param_hint="--sweep") from error
+        raise typer.BadParameter(f"{shown(sweep)} is not {wanted}", param_hint="--sweep") from error
     return parts
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import rich.table
 import typer
 
+from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.live_view import LiveView
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.options import Batch, Classes, Side, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results
 from edgetrain.errors import UserError
 from edgetrain.measure.processor import parse_cores
@@ -45,29 +47,29 @@ _PARTS = ("utilisation", "overhead_sampling", "overhead_tracing")
 
 def profile(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="Steps that are measured, after the warm-up.", min=1)] = 50,
+    batch: Batch = 1,
+    steps: Annotated[int, numeric(ranges.STEPS, "Steps that are measured, after the warm-up.")] = 50,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
     micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads of PyTorch.", min=1)] = None,
+    threads: Threads = None,
     cores: Annotated[str | None, typer.Option(help="Cores to run on, such as 0-2,4.")] = None,
     frequency: Annotated[
-        float | None, typer.Option(help="MHz to hold these cores at, where the system allows.")
+        float | None, numeric(ranges.MEGAHERTZ, "MHz to hold these cores at, where the system allows.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device file to model energy with, where no sensor tells it.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Fresh processes that the measurement is repeated in.", min=1)] = 1,
-    idle: Annotated[float, typer.Option(help="Seconds of the idle baseline.", min=0)] = 3.0,
-    period: Annotated[float, typer.Option(help="Milliseconds between samples.", min=1)] = 10.0,
-    rounds: Annotated[int, typer.Option(help="Rounds of blocks that tell what measuring costs; 0: none.", min=0)] = 12,
+    repeats: Annotated[int, numeric(ranges.REPEATS, "Fresh processes that the measurement is repeated in.")] = 1,
+    idle: Annotated[float, numeric(ranges.IDLE_SECONDS, "Seconds of the idle baseline.")] = 3.0,
+    period: Annotated[float, numeric(ranges.MILLISECONDS, "Milliseconds between samples.")] = 10.0,
+    rounds: Annotated[int, numeric(ranges.ROUNDS, "Rounds of blocks that tell what measuring costs; 0: none.")] = 12,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
-    input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.", min=1)] = None,
-    width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
+    input_size: Side = None,
+    classes: Classes = None,
+    width: Width = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/profile-DATE-TIME.")] = None,
     json: Json = False,
 ) -> None:
@@ -78,10 +80,8 @@ def profile(
     Example: edgetrain profile mobilenet_v2 --batch 16
     """
     chosen = choose(model)
-    if optimizer not in OPTIMIZERS:
-        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
-    if planner not in PLANNERS:
-        raise typer.BadParameter(f"{planner} is none of {', '.join(PLANNERS)}", param_hint="--planner")
+    one_of(OPTIMIZERS, optimizer, "--optimizer")
+    one_of(PLANNERS, planner, "--planner")
     used = None if cores is None else parse_cores(cores)
     folder = out or default_path("profile")
     if RunFolder(folder).record_file.exists():

@@ -17,9 +17,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from torch import nn
 
+from edgetrain import ranges, zoo
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
+from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, stopped
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted, write_atomic
@@ -43,27 +45,27 @@ def train(
     data: Annotated[
         str, typer.Option(help="digits, a folder of images by class, idx or CIFAR-10 files, or a text file.")
     ] = "digits",
-    epochs: Annotated[int, typer.Option(help="Passes over the training data.", min=1)] = 5,
-    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 32,
-    lr: Annotated[float, typer.Option(help="Learning rate at its highest.", min=0)] = 0.05,
-    seed: Annotated[int, typer.Option(help="Seed of initial weights, data order and dropout.", min=0)] = 0,
+    epochs: Annotated[int, numeric(ranges.EPOCHS, "Passes over the training data.")] = 5,
+    batch: Batch = 32,
+    lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate at its highest.")] = 0.05,
+    seed: Annotated[int, numeric(ranges.SEED, "Seed of initial weights, data order and dropout.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/train-DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    momentum: Annotated[float, typer.Option(help="Momentum of sgd.", min=0, max=1)] = 0.9,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.", min=0)] = 1e-4,
+    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd.")] = 0.9,
+    weight_decay: Annotated[float, numeric(ranges.WEIGHT_DECAY, "Weight decay.")] = 1e-4,
     schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, cosine or step.")] = "cosine",
-    warmup_steps: Annotated[int, typer.Option(help="Steps over which the learning rate rises.", min=0)] = 0,
+    warmup_steps: Annotated[int, numeric(ranges.STEPS_OR_NONE, "Steps over which the learning rate rises.")] = 0,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights: safetensors or a state dict.")] = None,
     resize_head: Annotated[
         bool, typer.Option("--resize-head", help="Let --weights have another number of classes.")
     ] = False,
-    input_size: Annotated[int | None, typer.Option(help="Side that images are resized to.", min=1)] = None,
-    width: Annotated[float | None, typer.Option(help="Width multiplier of a zoo model.")] = None,
+    input_size: Annotated[int | None, numeric(ranges.SIDE, "Side that images are resized to.")] = None,
+    width: Width = None,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Steps from one checkpoint to the next; 0: at the end only.")
+        int, numeric(ranges.STEPS_OR_NONE, "Steps from one checkpoint to the next; 0: at the end only.")
     ] = 200,
-    eval_every: Annotated[int, typer.Option(help="Epochs from one evaluation to the next.", min=1)] = 1,
+    eval_every: Annotated[int, numeric(ranges.EPOCHS, "Epochs from one evaluation to the next.")] = 1,
     memory: Annotated[
         str | None, typer.Option(help="Budget for the step's tensors, such as 300MB; auto follows what is available.")
     ] = None,
@@ -76,7 +78,7 @@ def train(
     page_to: Annotated[
         Path | None, typer.Option(help="Folder on this device's storage that tensors may be paged to.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that kernels may use.", min=1)] = None,
+    threads: Threads = None,
     on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
     json: Json = False,
 ) -> None:
@@ -88,12 +90,10 @@ def train(
     for amount in (memory, process_memory):
         if amount is not None and (amount != "auto" or amount is process_memory):
             parse_bytes(amount)
-    if optimizer not in OPTIMIZERS:
-        raise typer.BadParameter(f"{optimizer} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer")
-    if on not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"{on} is neither cpu nor cuda", param_hint="--on")
-    if schedule not in ("constant", "cosine", "step"):
-        raise typer.BadParameter(f"{schedule} is none of constant, cosine, step", param_hint="--schedule")
+    one_of(OPTIMIZERS, optimizer, "--optimizer")
+    one_of(PLANNERS, planner, "--planner")
+    one_of(("cpu", "cuda"), on, "--on")
+    one_of(("constant", "cosine", "step"), schedule, "--schedule")
     parts = number_of_micro_batches(micro_batches)
     resume = resume and _can_resume(out)
     if threads is not None:
@@ -184,6 +184,7 @@ def _run(
     micro_batches: int | Literal["auto"] | None, allow_inexact: bool,
 ) -> TrainResult:  # fmt: skip
     net.train()
+    zoo.require_room_for_batch(config.batch, data.shape)
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
     if len(first[0]) < config.batch:
         first = _to(data.train.batch(torch.arange(config.batch) % len(data.train)), place)

@@ -19,17 +19,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from edgetrain import cache, child
+from edgetrain import cache, child, ranges
 from edgetrain.costs import calls
 from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
+from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena, malloc, reports
 from edgetrain.ops.call import without_autocast
 from edgetrain.ops.update import overwrites_gradient
@@ -55,8 +57,11 @@ def measure_costs(
     most_bytes: what measuring may take. An op that takes more by its arguments and results alone is not run; no plan
     within as many bytes can run it so either, and its time is that of another way to run it, or 0.
     """
-    if rounds < 1:
-        raise UserError("costs are measured over at least one round", expected="rounds ≥ 1", received=str(rounds))
+    if rounds not in ranges.ROUNDS or rounds < 1:
+        raise UserError(
+            "costs are measured over at least one round", expected=str(replace(ranges.ROUNDS, low=1)),
+            received=ranges.shown(rounds),
+        )  # fmt: skip
     scratch = overwrites_gradient(graph)
     ways = [calls.calls(graph, n, scratch) for n in range(len(graph.ops))]
     wanted = [{way: calls.key(graph, call) for way, call in row.items()} for row in ways]
@@ -192,6 +197,9 @@ def measure(
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)
+    largest_bytes = max((_needs(graph, call) for call in todo.values()), default=0)
+    if most_bytes is None:
+        require_room("the largest op of this step", largest_bytes, next_step="give a smaller batch")
     reads = {key: calls.read_bytes(graph, call) for key, call in todo.items()}
     todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
     room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key]) + reads[key] for key in todo}

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from edgetrain import saved
+from edgetrain import files, saved
 
 SCHEMA = 2
 Origin = Literal["measured", "modelled"]
@@ -129,7 +129,7 @@ class Costs:
         return total
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(to_json(self)), encoding="utf-8")
+        files.write_text(path, json.dumps(to_json(self)))
 
     @staticmethod
     def load(path: str | Path) -> Costs:

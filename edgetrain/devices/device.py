@@ -50,15 +50,19 @@ without a source is a `UserError` that names the file and the place in it.
 
 from __future__ import annotations
 
-import difflib
 import math
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from edgetrain import files
+from edgetrain.closest import unknown
 from edgetrain.errors import UserError
+from edgetrain.ranges import shown
 
 FOLDER = Path(__file__).parent
 DeviceKind = Literal["phone", "board", "microcontroller"]
@@ -66,6 +70,17 @@ ProcessorKind = Literal["cpu", "gpu", "integer"]
 FirmwareKind = Literal["cortex-m", "linux"]
 FLASH_DRIVERS = ("flash_nvmc.c",)
 T = TypeVar("T")
+MOST_BYTES = 1 << 20  # of a device file
+# What a device file or a project may have run: these programs, with these words, and nothing else.
+COMPILERS = (
+    "gcc", "clang", "arm-none-eabi-gcc", "aarch64-linux-gnu-gcc", "arm-linux-gnueabihf-gcc", "arm-linux-gnueabi-gcc",
+    "riscv64-linux-gnu-gcc", "x86_64-linux-gnu-gcc",
+)  # fmt: skip
+EMULATORS = ("qemu-system-arm", "qemu-arm", "qemu-aarch64", "qemu-x86_64", "qemu-riscv64")
+_WORDS = {
+    "-machine": r"[\w.-]+", "-M": r"[\w.-]+", "-cpu": r"[\w.+-]+", "-global": r"[\w.-]+=[\w.-]+", "-m": r"\d+[kKMG]?",
+    "-L": r"/usr/[\w-]+",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,23 +286,16 @@ def load(name_or_path: str | Path) -> Device:
     key = name_or_path.strip().lower().replace("-", "_").replace(" ", "_")
     if key in names():
         return _read(FOLDER / f"{key}.toml")
-    close = difflib.get_close_matches(key, names(), n=3, cutoff=0.4)
-    raise UserError(
-        f"there is no device named {name_or_path!r}",
-        expected="one of " + ", ".join(names()) + ", or the path of a .toml file",
-        next_step=f"did you mean {' or '.join(close)}?" if close else "choose one of these: `edgetrain devices`",
+    raise unknown(
+        "device named", name_or_path, names(), also="the path of a .toml file", list_them="`edgetrain devices`"
     )
 
 
 def _read(path: Path) -> Device:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"there is no device file {path}", next_step="`edgetrain devices` lists those known") from error
-    except OSError as error:
-        raise UserError(f"the device file {path} cannot be read", received=str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a TOML file", received=str(error)) from error
+        data = tomllib.loads(files.read(path, "device file", MOST_BYTES).decode())
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a TOML file", received=f"{type(error).__name__}: {error}"[:200]) from error
     return _device(_Table(data, "", path), path.stem)
 
 
@@ -306,7 +314,7 @@ class _Table:
         self.left = set(self.data)
 
     def wrong(self, key: str, expected: str) -> UserError:
-        received = repr(self.data[key]) if key in self.data else "nothing"
+        received = shown(self.data[key]) if key in self.data else "nothing"
         return UserError(f"{self.file}: {self.place}{key} is wrong", expected=expected, received=received)
 
     def take(self, key: str) -> Any:
@@ -481,6 +489,12 @@ def _library(table: _Table) -> Library:
 
 def _firmware(table: _Table) -> Firmware:
     places = table.table("emulated") if "emulated" in table.data else None
+    wrong = unknown_command(table.text("compiler"), table.texts("emulator"))
+    if wrong is not None:
+        raise UserError(f"{table.file}: {table.place[:-1]} names a program that is not run", received=wrong)
+    for key in ("flags", "fast_flags"):
+        if any(re.fullmatch(r"-m[\w=.+,-]+", flag) is None for flag in table.texts(key)):
+            raise table.wrong(key, "flags that name the processor, as -mcpu=cortex-m4")
     return Firmware(
         table.text("target"), table.word("kind", get_args(FirmwareKind)), table.text("source"), table.text("compiler"),
         table.texts("flags"), table.texts("emulator"),
@@ -488,6 +502,19 @@ def _firmware(table: _Table) -> Firmware:
         table.whole("stack_bytes", 0), table.texts("fast_flags"),
         table.word("flash_driver", FLASH_DRIVERS) if "flash_driver" in table.data else None,
     )  # fmt: skip
+
+
+def unknown_command(compiler: str, emulator: Sequence[str]) -> str | None:
+    """What of the two is no program, or no word of one, that is known here; None where all is."""
+    if compiler not in COMPILERS:
+        return f"the compiler {shown(compiler)} is none of {', '.join(COMPILERS)}"
+    program, words = (emulator[0], emulator[1:]) if emulator else (EMULATORS[0], ())
+    if program not in EMULATORS:
+        return f"the emulator {shown(program)} is none of {', '.join(EMULATORS)}"
+    for option, value in zip_longest(words[::2], words[1::2], fillvalue=""):
+        if option not in _WORDS or re.fullmatch(_WORDS[option], value) is None:
+            return f"the emulator's words {shown(option)} {shown(value)} are none that are known: {', '.join(_WORDS)}"
+    return None
 
 
 def _published(table: _Table) -> Published:

@@ -8,6 +8,8 @@ A compiler that is missing is a `UserError` that says what to install; one that 
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -16,8 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgetrain import saved
+from edgetrain.devices.device import unknown_command
 from edgetrain.errors import InternalError, UserError
+from edgetrain.files import refuse_links
 from edgetrain.firmware.export import SCHEMA
+from edgetrain.ranges import shown
 
 # The fast ones are vectorised, for Linux boards: as exact, but not the same bits. fast_races finds data races.
 Variant = Literal["plain", "debug", "sanitize", "fast", "fast_debug", "fast_sanitize", "fast_races"]
@@ -64,13 +69,14 @@ def _project(data: Any) -> dict[str, Any]:
     for key in ("inputs", "tensors"):
         for tensor in data[key]:
             right = all(type(n) is int and n >= 0 for n in tensor["shape"]) and tensor["dtype"] in _DTYPES
+            right = right and math.prod(tensor["shape"]) <= MOST_ELEMENTS and len(tensor["shape"]) <= MOST_DIMS
             right &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
             right &= type(tensor.get("below", 1)) is int and tensor.get("below", 1) > 0
             if not right or not isinstance(tensor["name"], str):
                 raise ValueError(f"a tensor is {json.dumps(tensor)}")
     if not data["inputs"] or max(tensor["position"] for tensor in data["inputs"]) > MOST_INPUTS:
         raise ValueError(f"inputs are {json.dumps(data['inputs'])[:200]}")
-    for key in ("keep_every", "kept_bytes"):
+    for key in ("keep_every", "kept_bytes", "arena_bytes", "lasting_bytes"):
         if type(data[key]) is not int:
             raise ValueError(f"{key} is {data[key]!r}")
     for key in ("compiler", "target", "graph_key"):
@@ -87,16 +93,24 @@ def _project(data: Any) -> dict[str, Any]:
         raise ValueError("the calls of sides are not numbered from 0")
     if not all(isinstance(word, str) for word in (*data["emulator"], *data["gradients"])):
         raise ValueError("emulator or gradients hold something else than texts")
+    wrong = unknown_command(data["compiler"], data["emulator"])
+    if wrong is not None:
+        raise ValueError(f"{wrong}; nothing else is run")
+    if type(data["is_board"]) is not bool or re.fullmatch(r"[\w.-]+", data["target"]) is None:
+        raise ValueError(f"is_board is {shown(data['is_board'])} and target {shown(data['target'])}")
     return dict(data)
 
 
 _DTYPES = ("float32", "int32", "int64")
 MOST_INPUTS = 1000
+MOST_ELEMENTS, MOST_DIMS = 1 << 31, 8  # of a tensor of firmware
 
 
 def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | None = None) -> Built:
     """Build the program. compiler: another one than the project's, such as clang."""
     folder = Path(folder)
+    refuse_links(folder)
+    refuse_links(folder / "build")
     project = load_project(folder)
     if variant.startswith("fast") and project["is_board"]:
         raise UserError("a microcontroller has no vectorised program", next_step="export for linux-x86_64")

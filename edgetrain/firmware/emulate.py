@@ -8,6 +8,7 @@ A program that ends with another exit code than 0 is a `FirmwareFailed`, which c
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import subprocess
@@ -21,11 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgetrain import ranges
 from edgetrain.errors import EdgetrainError, UserError
+from edgetrain.files import checked_path, require_regular
 from edgetrain.firmware import counts
 from edgetrain.firmware.build import SILENT, Built, Variant, build, load_project, require
 from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.export import from_memory
+from edgetrain.measure.sensors.room import require_room
 
 CODES = {
     2: "a file cannot be opened, or is not for this model",
@@ -111,9 +115,15 @@ def run_firmware(
     and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
     progress: is told of each step's number and loss while the program runs.
     """
+    ranges.number("time_limit_s", time_limit_s, ranges.SECONDS)
+    if threads is not None:
+        ranges.whole("threads", threads, ranges.THREADS)
     project = load_project(folder)
     if flash is not None and not project["keep_every"]:
         raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every (--keep-every)")
+    if flash is not None and checked_path(flash, "file of flash").exists():
+        require_regular(flash, "file of flash")
+    _require_room(project, len(batches))
     built = build(folder, variant, compiler=compiler)
     with tempfile.TemporaryDirectory(prefix="edgetrain-firmware-") as place:
         where = Path(place)
@@ -126,6 +136,12 @@ def run_firmware(
         words = [*command(project, built.program.resolve()), *counted]
         _execute(words, where, progress, time_limit_s, environment)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
+
+
+def _require_room(project: dict[str, Any], count: int) -> None:
+    """All batches lie in one file, and in memory while it is written."""
+    n_bytes = sum(8 * math.prod(described["shape"]) for described in project["inputs"]) * count
+    require_room(f"a run over {count:,} batches", 2 * n_bytes, next_step="run fewer steps at once")
 
 
 def write_batches(

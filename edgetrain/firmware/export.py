@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from edgetrain.errors import UserError
+from edgetrain.files import checked_path, refuse_link
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
@@ -44,6 +45,7 @@ from edgetrain.ops import update
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.validate import validate
+from edgetrain.ranges import STEPS, shown
 
 SCHEMA = 3
 # The most that the optimizer's settings take for each group, and what else of a run a copy holds beside its tensors.
@@ -91,8 +93,8 @@ def export(
     keep_every: steps between two copies in flash of all that the run changes. There are two of them, one of which is
                 whole whenever the power is lost, and the program goes on from the newest. None: it starts afresh.
     """
-    if keep_every is not None and (type(keep_every) is not int or not 1 <= keep_every < 2**32):
-        raise UserError("keep_every is wrong", expected="a number of steps, 1 or more", received=repr(keep_every))
+    if keep_every is not None and keep_every not in STEPS:
+        raise UserError("keep_every is wrong", expected=f"steps: {STEPS}", received=shown(keep_every))
     chosen = load_target(target)
     folder = require_new_folder(Path(out))
     _require_lowered(graph)
@@ -130,6 +132,9 @@ def export(
 
 def require_new_folder(folder: Path) -> Path:
     """A folder that is not there yet, or empty, and that can be made."""
+    checked_path(folder, "folder")
+    if folder.is_symlink():
+        refuse_link(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already", next_step="remove it, or give another folder")
     above = next(parent for parent in folder.absolute().parents if parent.exists())
@@ -143,7 +148,7 @@ def _require_lowered(graph: Graph) -> None:
         raise UserError(
             "this graph is of PyTorch's ops, which firmware has no kernels for",
             expected="a graph from et.lower_for_firmware, and a plan for that one",
-            next_step="graph = et.lower_for_firmware(graph), then plan it with updates='final'",
+            next_step="graph = et.lower_for_firmware(graph, model), then plan it with updates='final'",
         )
     if not graph.inputs:
         raise UserError("this step reads no batch", expected="a loss that reads at least one tensor of the batch")
@@ -162,7 +167,7 @@ def _prediction(graph: Graph, model: nn.Module) -> Part:
     shape = graph.tensors[graph.inputs[0]].shape
     with torch.no_grad():
         captured = capture_inference(model, (torch.zeros(shape),))
-    lowered = lower_for_firmware(captured)
+    lowered = lower_for_firmware(captured, model)
     plan = keep_all(lowered, updates="final")
     return Part(lowered, plan, arena_of(lowered, plan))
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import nn
+
 from edgetrain.firmware import lower_norms, lower_pools, lower_products
 from edgetrain.firmware.lowering import (
     ABOUT,
@@ -54,11 +56,14 @@ def is_lowered(graph: Graph) -> bool:
     return ABOUT in graph.about
 
 
-def lower_for_firmware(graph: Graph) -> Graph:
-    """The same step in ops that firmware has kernels for."""
+def lower_for_firmware(graph: Graph, model: nn.Module | None = None) -> Graph:
+    """The same step in ops that firmware has kernels for. model: whose step it is; errors then name its layers."""
     if is_lowered(graph):
         return graph
-    lowered = Lowering(fuse_batch_norm(_channels_last(graph)), _all_rules()).run()
+    named = () if model is None else model.named_modules()
+    # A composite module says nothing of an op of its own.
+    layers = {path: type(module).__name__ for path, module in named if not any(module.children())}
+    lowered = Lowering(fuse_batch_norm(_channels_last(graph)), _all_rules(), layers).run()
     verify(lowered)
     return lowered
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgetrain.errors import InternalError, UserError
+from edgetrain.firmware.instead import LAYERS, instead
 from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
 
@@ -120,8 +121,9 @@ class Rules(dict[str, Rule]):
 class Lowering:
     """Walks the ops of a captured graph; a rule for each kind adds ops to the new one."""
 
-    def __init__(self, graph: Graph, rules: Mapping[str, Rule]) -> None:
-        self.graph, self.rules = graph, rules
+    def __init__(self, graph: Graph, rules: Mapping[str, Rule], layers: Mapping[str, str] | None = None) -> None:
+        """layers: class by path of the model's modules, for what is said of one that has no kernel."""
+        self.graph, self.rules, self.layers = graph, rules, layers or {}
         self.storages: list[Storage] = []
         self.tensors: list[Tensor] = []
         self.ops: list[Op] = []
@@ -232,14 +234,13 @@ class Lowering:
     # ---- reading
 
     def refuse(self, what: str, next_step: str | None = None) -> UserError:
+        layer = self.layers.get(self.op.module, "")
         where = f", module {self.op.module}" if self.op.module else ""
+        where += f" ({layer})" if layer else ""
         return UserError(
-            f"{what} (op {self.op.name}{where}) in firmware", expected=f"ops among {', '.join(self._known())}",
-            received=self.op.kind, next_step=next_step,
+            f"{what} (op {self.op.name}{where}) in firmware", expected=LAYERS,
+            received=self.op.kind, next_step=next_step or instead(self.op.kind, layer),
         )  # fmt: skip
-
-    def _known(self) -> list[str]:
-        return sorted({kind.split(".")[1] for kind in self.rules})
 
     def held(self, position: int) -> Held:
         ref = self.op.args[position]

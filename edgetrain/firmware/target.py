@@ -13,9 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgetrain.closest import closest
 from edgetrain.devices import device as devices
 from edgetrain.devices.device import Device, Firmware, Region
 from edgetrain.errors import UserError
+from edgetrain.ranges import shown
 
 # What .data and .bss of a program hold beside the model: the board's own few variables.
 OWN_BYTES = 256
@@ -138,9 +140,11 @@ def load_target(name_or_path: str | Path | Target) -> Target:
         found = devices.load(name)
         if found.firmware is not None:
             return Target(found, found.firmware)
+    match = closest(name, target_names())
     raise UserError(
-        f"firmware cannot be built for {name!r}", expected="one of " + ", ".join(target_names()),
-        next_step="choose one of these, or add a [firmware] table to the file of your device",
+        f"firmware cannot be built for {shown(name)}", expected="one of " + ", ".join(target_names()),
+        next_step=f"did you mean {match}?" if match
+        else "choose one of these, or add a [firmware] table to the file of your device",
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from edgetrain import child
 from edgetrain.errors import EdgetrainError, InternalError, UserError
-from edgetrain.graph import foretold, optimizers
+from edgetrain.graph import batches, foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import evaluating
@@ -141,6 +141,7 @@ def capture_with_externals(
 
     apart: in a process of its own, so that what tracing leaves in memory goes with it.
     """
+    batches.check_model(model, loss)
     example = check_example(example)
     trained = optimizers.trained(optimizer)
     if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
@@ -186,13 +187,7 @@ def check_example(example: object) -> tuple[Any, ...]:
             next_step="put the tensors of one batch in a tuple, in the order in which the loss takes them",
         )
     for position, item in enumerate(example):
-        if not isinstance(item, torch.Tensor | bool | int | float | str | None):
-            raise UserError(
-                f"item {position} of the example cannot be captured",
-                expected="a tensor, a number, a string or None",
-                received=type(item).__name__,
-                next_step="pass nested batches as separate tensors, and put them together inside the loss",
-            )
+        batches.check_item(position, item)
     return tuple(example)
 
 
@@ -316,6 +311,8 @@ class _Capture:
         pairs = list(zip(trained, self.gradients, strict=True))
         reached = [(t, g) for t, g in pairs if g is not None]
         missed = [self._name(t.parameter, t.path) for t, g in pairs if g is None]
+        if not reached:
+            raise batches.no_parameter_of(self.model)
         if missed and unused == "error":
             raise _unreached(missed)
         self._refuse_random_backward()
@@ -354,7 +351,7 @@ class _Capture:
             raise
         except Exception as error:
             refuse_calls(self.seen)
-            raise _explain(error, self.recorder.module, type(self.model).__name__) from error
+            raise _explain(error, self.recorder.module, self.model, self.batch) from error
         finally:
             self.recorder.forget_history()
         if stored := self._stored_tensors():
@@ -407,7 +404,7 @@ class _Capture:
         for call in self.recorder.recording.calls:
             if call.func in (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default):
                 dtype = self.recorder.recording.fakes[call.args[1].tensor].dtype
-                if dtype == torch.int32:
+                if dtype not in (torch.int64, torch.uint8):
                     raise ExampleRefused("the loss", received=f"class labels of type {dtype}", next_step=_LABELS)
 
     def _name(self, tensor: torch.Tensor, fallback: str) -> str:
@@ -505,12 +502,10 @@ def _empty_autocast_cache() -> Iterator[None]:
 
 def _check_loss(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
-        shape = (
-            f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
-        )
+        received, next_step = batches.no_scalar(value)
         raise UserError(
-            "the loss is not a scalar", expected="one floating-point number, a 0-d tensor", received=shape,
-            next_step="reduce it, for example with .mean()",
+            "the loss is not a scalar", expected="one floating-point number, a 0-d tensor", received=received,
+            next_step=next_step,
         )  # fmt: skip
     if not value.requires_grad:
         raise UserError(
@@ -530,8 +525,8 @@ def _unreached(names: list[str]) -> UserError:
     )  # fmt: skip
 
 
-def _explain(error: Exception, module: str, model: str) -> UserError:
-    where = f"module {module}" if module else f"the loss or the outermost forward of {model}"
+def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[Any]) -> UserError:
+    where = f"module {module}" if module else f"the loss or the outermost forward of {type(model).__name__}"
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         op = getattr(error, "func", error)
         return UserError(
@@ -546,7 +541,9 @@ def _explain(error: Exception, module: str, model: str) -> UserError:
     return ExampleRefused(
         where,
         received=f"{type(error).__name__}: {first}",
-        next_step=_LABELS if labels else "run loss(model, *example) by itself to see the whole traceback",
+        next_step=_LABELS
+        if labels
+        else batches.other_type(model, batch) or "run loss(model, *example) by itself to see the whole traceback",
     )
 
 

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from edgetrain import saved
+from edgetrain import files, saved
 from edgetrain.errors import UserError
 
 SCHEMA = 1
@@ -205,7 +205,7 @@ class Graph:
 
     def save(self, path: str | Path) -> None:
         """The graph and its key, by which `load` finds a file that was changed since."""
-        Path(path).write_text(json.dumps({**to_json(self), "key": self.key}), encoding="utf-8")
+        files.write_text(path, json.dumps({**to_json(self), "key": self.key}))
 
     @staticmethod
     def load(path: str | Path) -> Graph:

@@ -22,6 +22,7 @@ from torch.optim import lr_scheduler
 from torch.optim import optimizer as of_torch
 
 from edgetrain.errors import UserError
+from edgetrain.ranges import Range, shown
 
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(types.__file__).parent)
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
@@ -85,7 +86,55 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
 def structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     """Which state the optimizer keeps: a change of it (momentum switched on) asks for another capture."""
     kind = kind_of(optimizer)
+    for number, group in enumerate(optimizer.param_groups):
+        check_settings(kind, number, group)
     return (kind, *(_state_keys(kind, group) for group in optimizer.param_groups))
+
+
+_ANY = Range(-1e30, 1e30, whole=False)
+_NOT_NEGATIVE = Range(0, 1e30, whole=False)
+_SETTINGS: dict[str, dict[str, Range]] = {
+    "sgd": {"lr": _NOT_NEGATIVE, "momentum": _NOT_NEGATIVE, "dampening": _ANY, "weight_decay": _NOT_NEGATIVE},
+    "adam": {"lr": _NOT_NEGATIVE, "eps": _NOT_NEGATIVE, "weight_decay": _NOT_NEGATIVE},
+}
+_SETTINGS["adamw"] = _SETTINGS["adam"]
+_FLAGS = {"sgd": ("maximize", "nesterov"), "adam": ("maximize", "amsgrad"), "adamw": ("maximize", "amsgrad")}
+
+
+def check_settings(kind: str, number: int, group: dict[str, Any]) -> None:
+    """Refuse settings of a parameter group that no update can be made with; they may have changed since the last."""
+    for name in (*_SETTINGS[kind], *_FLAGS[kind], *(("betas",) if kind != "sgd" else ())):
+        if name not in group:
+            raise UserError(
+                f"parameter group {number} of the {kind} optimizer has no setting {name}",
+                expected=", ".join((*_SETTINGS[kind], *_FLAGS[kind])), received=", ".join(map(shown, group)),
+                next_step="load the state of the same kind of optimizer, or start with a fresh one",
+            )  # fmt: skip
+    for name, allowed in _SETTINGS[kind].items():
+        _check_setting(kind, number, name, group[name], allowed)
+    if kind != "sgd":
+        betas = group["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise _no_setting(kind, number, "betas", "two numbers, from 0 to below 1", betas)
+        for beta in betas:
+            _check_setting(kind, number, "betas", beta, _BETA)
+
+
+_BETA = Range(0, 1 - 2**-53, whole=False)
+
+
+def _check_setting(kind: str, number: int, name: str, value: object, allowed: Range) -> None:
+    plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta else value
+    if plain not in allowed:
+        expected = "a number from 0 to below 1" if allowed is _BETA else str(allowed)
+        raise _no_setting(kind, number, name, expected, value)
+
+
+def _no_setting(kind: str, number: int, name: str, expected: str, received: object) -> UserError:
+    return UserError(
+        f"{name} of parameter group {number} of the {kind} optimizer cannot be that",
+        expected=expected, received=shown(received), next_step=f"set optimizer.param_groups[{number}][{name!r}]",
+    )  # fmt: skip
 
 
 def _state_keys(kind: str, group: dict[str, Any]) -> tuple[str, ...]:
@@ -141,14 +190,27 @@ def _is_of_torch(function: Any, *folders: str) -> bool:
 
 
 def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:
+    check_settings(kind, number, group)
     for option in ("differentiable", "capturable"):
         if group.get(option):
             raise UserError(
                 f"parameter group {number} asks for {option}=True, which a captured step cannot honour",
                 next_step=f"make the optimizer without {option}",
             )
-    if any(p.is_sparse or p.is_complex() for p in group["params"]):
+    if any(p.layout != torch.strided or p.is_complex() or p.is_meta or overlaps(p) for p in group["params"]):
         raise UserError(
-            f"parameter group {number} of the {kind} optimizer holds sparse or complex parameters",
+            f"parameter group {number} of the {kind} optimizer holds parameters that are sparse or complex, have no "
+            "memory (meta), or numbers that share memory with each other",
             expected="dense real parameters",
         )
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two numbers of the tensor lie in the same place, as in an expanded one: it cannot be updated in place."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return True
+            reach += stride * (size - 1)
+    return False

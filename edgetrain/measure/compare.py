@@ -25,6 +25,7 @@ from typing import Literal
 from edgetrain.errors import UserError
 from edgetrain.measure.intervals import Interval
 from edgetrain.measure.record import Record, Value
+from edgetrain.ranges import TOLERANCE, number
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
@@ -69,8 +70,7 @@ def compare(
 
 
 def require_tolerance(tolerance: float) -> None:
-    if not 0 <= tolerance < math.inf:
-        raise UserError("tolerance cannot be that", expected="a part from 0 on, such as 0.05", received=repr(tolerance))
+    number("tolerance", tolerance, TOLERANCE)
 
 
 def verdict(found: Iterable[Compared]) -> Verdict:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgetrain import files
 from edgetrain.errors import UserError
 from edgetrain.measure.record import write_atomic
 from edgetrain.plan.budget import show_bytes
@@ -163,10 +164,12 @@ def load(folder: Path) -> Picture:
     """Read memory.json back; one that is not ours is a UserError."""
     file = folder / FILE
     try:
-        return _picture(json.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read", received=str(error)) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        data = files.read(file)
+    except UserError as error:
+        raise UserError(f"{file} cannot be read", received=error.received) from error
+    try:
+        return _picture(files.plain_json(data))
+    except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{file} holds no picture of memory of edgetrain", received=f"{type(error).__name__}: {error}"
         ) from error

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from edgetrain.errors import UserError
+from edgetrain.ranges import THREADS, shown, whole
 
 _AT_START = frozenset(os.sched_getaffinity(0))  # what this process was given
 
@@ -33,8 +34,8 @@ class Processor:
     frequency_hz: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not (type(self.threads) is int and self.threads >= 1):
-            raise UserError("threads cannot be that", expected="a number from 1 on", received=repr(self.threads))
+        if self.threads is not None:
+            whole("threads", self.threads, THREADS)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -43,10 +44,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         if match is None:
-            raise UserError("cores cannot be that", expected="numbers and ranges, such as 0-2,4", received=repr(text))
+            raise UserError("cores cannot be that", expected="numbers and ranges, such as 0-2,4", received=shown(text))
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise UserError("cores cannot be that", expected="ranges from low to high", received=repr(text))
+            raise UserError("cores cannot be that", expected="ranges from low to high", received=shown(text))
         found |= set(range(first, last + 1))
     return tuple(sorted(found))
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgetrain.errors import UserError
+from edgetrain import ranges
 from edgetrain.measure.intervals import Interval, ratio_interval
 from edgetrain.measure.metrics import Span
 from edgetrain.measure.sampler import Sampler
@@ -58,10 +58,11 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        limits = (("steps", self.steps, 1), ("idle_s", self.idle_s, 0), ("rounds", self.rounds, 0))
-        for name, given, least in limits:
-            if not given >= least:
-                raise UserError(f"{name} cannot be that", expected=f"{least} or more", received=repr(given))
+        ranges.whole("steps", self.steps, ranges.STEPS)
+        ranges.number("idle_s", self.idle_s, ranges.IDLE_SECONDS)
+        ranges.number("period_s", self.period_s, ranges.SECONDS)
+        ranges.whole("rounds", self.rounds, ranges.ROUNDS)
+        ranges.whole("seed", self.seed, ranges.SEED)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 import torch
 
+from edgetrain import files
 from edgetrain.errors import UserError
 
 SCHEMA = 2  # 1 had no intervals and no notes
@@ -43,6 +44,7 @@ T = TypeVar("T")
 _LARGEST = 10**300
 _TEMPORARY = ".tmp-"
 _LOCK = ".lock"
+_LONGEST_NAME = 250
 _BARE = {_LOCK, "config.json", "record.json", "metrics.jsonl"}  # what a run has written before its first step
 _KINDS: dict[type, str] = {
     str: "text",
@@ -163,7 +165,8 @@ class RunFolder:
     @staticmethod
     def create(path: Path | str) -> RunFolder:
         """Make the folder, or take an empty one or one that is a run folder already; refuse any other."""
-        folder = RunFolder(Path(path))
+        folder = RunFolder(files.checked_path(path, "folder"))
+        folder.refuse_links()
         with explained(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             foreign = [entry.name for entry in folder.path.iterdir() if not _ours(entry.name)]
@@ -188,6 +191,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def refuse_links(self) -> None:
+        """Nothing of a run is written through a link that lies in its folder."""
+        for folder in (self.path, self.checkpoints):
+            files.refuse_links(folder)
+
     def save(self, record: Record) -> None:
         """Write the record: after a crash the file holds the old record or this one, never a part."""
         text = json.dumps(asdict(record), indent=2, allow_nan=False) + "\n"
@@ -203,8 +211,9 @@ class RunFolder:
 
         The lock belongs to the process, so a killed one leaves nothing behind that has to be cleared.
         """
+        self.refuse_links()
         with explained(self.path):
-            file = open(self.path / _LOCK, "wb")  # noqa: SIM115 (closed by the with below)
+            file = files.writable(self.path / _LOCK, "ab")
         with file:
             if not _flock(file.fileno()):
                 raise UserError(
@@ -296,10 +305,12 @@ def explained(place: Path, needed_bytes: int | None = None) -> Iterator[None]:
 
 def write_atomic(file: Path, data: bytes) -> None:
     """Write `file`: afterwards, even after a lost battery, it holds `data` or what it held before."""
-    temporary = file.with_name(f"{_TEMPORARY}{file.name}")
+    files.refuse_link(files.checked_path(file))
+    temporary = file.with_name(f"{_TEMPORARY}{file.name}"[:_LONGEST_NAME])
     with explained(file, len(data)):
         try:
-            with open(temporary, "wb") as out:
+            temporary.unlink(missing_ok=True)  # of a process that was killed
+            with files.writable(temporary, "xb") as out:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
@@ -357,12 +368,23 @@ class Fields:
         return UserError(f"{self.file}: field '{self.prefix}{name}' is wrong.", expected=expected, received=received)
 
 
+def read_whole(file: Path) -> bytes:
+    """All bytes of a file of a run folder."""
+    try:
+        return files.read(file)
+    except UserError as error:
+        raise UserError(f"Cannot read {file}: {error.received or error.what}.") from error
+
+
 def read_json(file: Path) -> Fields:
     """Read a file that should hold one JSON object; NaN and infinity are no JSON."""
+    content = read_whole(file)
     try:
-        data = json.loads(file.read_bytes().decode(), parse_constant=_no_constant)
-    except OSError as error:
-        raise UserError(f"Cannot read {file}: {error.strerror or error}.") from error
+        data = json.loads(
+            content.decode(),
+            parse_constant=_no_constant,
+            object_pairs_hook=files.each_key_once,
+        )
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not valid JSON.", received=str(error)[:200]) from error
     if not isinstance(data, dict):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import UserError
+from edgetrain.files import require_regular
 from edgetrain.measure.sensors import Channel, find
 from edgetrain.measure.sensors.recording import Recording, Stage
 
@@ -117,9 +118,9 @@ class _Table:
     def __init__(self, path: Path, needed: Sequence[str]) -> None:
         self.path = path
         try:
-            with open(path, newline="", encoding="utf-8") as file:
+            with open(require_regular(path, "trace"), newline="", encoding="utf-8") as file:
                 self._rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, UserError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"{path} cannot be read as a trace", received=str(error)[:200]) from error
         self.columns = tuple(self._rows[0]) if self._rows else ()
         absent = [name for name in needed if name not in self.columns]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import UserError
-from edgetrain.measure.record import Fields, read_json
+from edgetrain.measure.record import Fields, read_json, read_whole
 from edgetrain.measure.sampling import BLOCK, FORMAT, MOST_NAME, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel, Kind, Unit
 
@@ -79,10 +79,7 @@ class Samples:
 def read_samples(folder: Path | str) -> Samples:
     """Of a run folder."""
     file = Path(folder) / SAMPLES
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"Cannot read {file}: {error.strerror or error}.") from error
+    data = read_whole(file)
     end = data.find(b"\n", 0, MOST_HEADER_BYTES)
     if end < 0:
         raise UserError(f"{file} holds no samples of edgetrain.", received=f"{len(data)} bytes without a header")

@@ -41,6 +41,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgetrain import files
 from edgetrain.measure.batched_ticks import BatchedTicks, possible
 from edgetrain.measure.pacing import costs_s, pace, share, slow_down, useful
 from edgetrain.measure.sensors.source import Source
@@ -153,7 +154,7 @@ class File:
     """A file that keeps its whole blocks when a write fails."""
 
     def __init__(self, path: Path) -> None:
-        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         self.whole = 0
 
     def write(self, data: bytes | memoryview) -> None:
@@ -536,7 +537,7 @@ def main() -> None:
         summary = record(task, stop, Clock(), lambda: say({"ready": True}))
         summary = replace(summary, scheduling=scheduling)
         with contextlib.suppress(OSError):  # a full disk: the parent has it, too
-            (Path(task.folder) / SUMMARY).write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
+            files.write_text(Path(task.folder) / SUMMARY, json.dumps(asdict(summary), indent=1) + "\n")
         say({"summary": asdict(summary)})
     except OSError as error:
         say({"cannot": _disk(error)})

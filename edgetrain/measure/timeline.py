@@ -27,10 +27,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgetrain import files
 from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import PHASES, Graph, Phase
-from edgetrain.measure.record import Fields, explained, read_json, write_atomic
+from edgetrain.measure.record import Fields, explained, read_json, read_whole, write_atomic
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
@@ -125,7 +126,7 @@ class Tracer:
         ends = [at for place, at in marks if place < 0]
         self._rows.append(np.array([began, ended, *begins, *ends], dtype=np.int64))
         if self._folder is not None:
-            with explained(self._folder / WHEN_FILE), open(self._folder / WHEN_FILE, "ab") as file:
+            with explained(self._folder / WHEN_FILE), files.writable(self._folder / WHEN_FILE, "ab") as file:
                 file.write(self._rows[-1].astype("<i8").tobytes())
 
     def _write_ops(self) -> None:
@@ -227,10 +228,7 @@ def load_timeline(folder: Path) -> Timeline | None:
     if len(listed) > MOST_OPS:
         raise data.wrong("ops", f"at most {MOST_OPS}", str(len(listed)))
     ops = tuple(_op_from(Fields(data.file, {"ops": entry}).inside("ops")) for entry in listed)
-    try:
-        raw = (folder / WHEN_FILE).read_bytes()
-    except OSError as error:
-        raise UserError(f"Cannot read {folder / WHEN_FILE}: {error.strerror or error}.") from error
+    raw = read_whole(folder / WHEN_FILE)
     width = 2 + 2 * len(ops)
     table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)
     found = _timeline(ops, list(table), 0)

@@ -11,15 +11,18 @@ told of each tensor before it changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
 from edgetrain.errors import UserError
+from edgetrain.graph import optimizers
 from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import Graph
+from edgetrain.ranges import Range, shown
 
 State = MutableMapping[str, Any]
 
@@ -45,7 +48,8 @@ class Settings:
     decoupled: bool = False
 
 
-def settings(kind: str, group: dict[str, Any]) -> Settings:
+def settings(kind: str, group: dict[str, Any], number: int = 0) -> Settings:
+    optimizers.check_settings(kind, number, group)
     common = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"], "maximize": group["maximize"]}
     if kind == "sgd":
         return Settings(**common, momentum=group["momentum"], dampening=group["dampening"], nesterov=group["nesterov"])
@@ -69,18 +73,68 @@ def make_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> boo
     return True
 
 
+_KEYS = {"sgd": {"momentum_buffer"}, "adam": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"}}
+
+
+def check_keys(kind: str, p: torch.Tensor, state: Mapping[str, Any]) -> None:
+    """Refuse the state of another kind of optimizer."""
+    foreign = [key for key in state if key not in _KEYS["sgd" if kind == "sgd" else "adam"]]
+    if foreign:
+        raise _misfit(p, f"the state that {kind} keeps, and nothing else", f"{shown(foreign[0])} too")
+
+
+def check_apart(states: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a tensor that is the state of two parameters: each update would undo a part of the other."""
+    owners = Counter(
+        v.data_ptr() for state in states for v in state.values() if isinstance(v, torch.Tensor) and v.numel()
+    )
+    if any(count > 1 for count in owners.values()):
+        raise UserError(
+            "the optimizer's state of two parameters lies in the same memory", expected="state of its own for each",
+            next_step="load the state anew (optimizer.load_state_dict), or start with a fresh optimizer",
+        )  # fmt: skip
+
+
 def check_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> None:
     """Before anything changes: is the state what the update will read? A wrong one would fail halfway."""
     keys = ("momentum_buffer",) if kind == "sgd" else ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) * given.amsgrad))
     for key in keys:
-        found = state.get(key)
-        if not isinstance(found, torch.Tensor) or found.shape != p.shape or found.device != p.device:
-            raise UserError(
-                f"the optimizer's state of a parameter of shape {tuple(p.shape)} does not fit",
-                expected=f"{key} of the same shape and device",
-                received="nothing" if found is None else str(tuple(getattr(found, "shape", ()))),
-                next_step="load the state of an optimizer with the same settings, or start with a fresh optimizer",
-            )
+        there = state.get(key)
+        if not _is_like(there, p):
+            raise _misfit(p, f"{key} of the same shape, type and device: {_described(p)}", _described(there))
+        if there.data_ptr() == p.data_ptr() or (there.stride() != p.stride() and optimizers.overlaps(there)):
+            raise _misfit(p, f"{key} in memory of its own", "one whose numbers share memory, or are the parameter's")
+    if kind != "sgd":
+        step = state.get("step")
+        count = step.item() if isinstance(step, torch.Tensor) and step.numel() == 1 and not step.is_meta else step
+        if count not in _COUNTED:
+            raise _misfit(p, "step, the number of updates so far: " + str(_COUNTED), shown(count))
+
+
+def _is_like(value: object, p: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    return (
+        isinstance(value, torch.Tensor) and value.shape == p.shape and value.dtype == p.dtype
+        and value.device == p.device and value.layout == p.layout
+    )  # fmt: skip
+
+
+_COUNTED = Range(0, 1e15, whole=False)
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "nothing" if value is None else shown(value)
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{kind}{list(value.shape)} on {value.device}" + ("" if value.layout == torch.strided else ", sparse")
+
+
+def _misfit(p: torch.Tensor, expected: str, received: str) -> UserError:
+    return UserError(
+        f"the optimizer's state of a parameter of shape {tuple(p.shape)} does not fit",
+        expected=expected, received=received,
+        next_step="load the state of an optimizer of this kind, over this model and of its type, or start with a fresh "
+        "optimizer, as after model.double()",
+    )  # fmt: skip
 
 
 def sgd(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from edgetrain.errors import UserError
+from edgetrain.ranges import BYTES, JOULES, SECONDS, number, shown
 
 _UNITS = {
     "b": 1, "": 1,
@@ -15,6 +16,7 @@ _UNITS = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 Objective = Literal["time", "energy"]
+_LONGEST = 100  # an amount that is longer is none, cut off or not
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -40,27 +42,29 @@ class Budget:
         for name in ("memory_bytes", "process_memory_bytes"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))  # frozen for everybody else
-        for name in ("time_s", "energy_j"):
-            given = getattr(self, name)
-            if given is not None and not (isinstance(given, int | float) and 0 < given < math.inf):
-                raise UserError(f"{name} of a budget cannot be that", expected="a number above 0", received=repr(given))
+        for name, allowed in (("time_s", SECONDS), ("energy_j", JOULES)):
+            if getattr(self, name) is not None:
+                number(f"{name} of a budget", getattr(self, name), allowed)
         if self.objective not in get_args(Objective):
             raise UserError(
-                "this is no objective of a plan", expected='"time" or "energy"', received=repr(self.objective)
+                "this is no objective of a plan", expected='"time" or "energy"', received=shown(self.objective)
             )  # fmt: skip
 
 
 def parse_bytes(amount: int | float | str) -> int:
     """A whole number is a number of bytes, 9e6 too; a string is a number and a unit."""
-    if isinstance(amount, int | float) and not isinstance(amount, bool) and amount > 0 and amount == amount // 1:
-        return int(amount)
-    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
-    if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
+    n_bytes: float = math.nan
+    if isinstance(amount, int | float) and not isinstance(amount, bool) and amount == amount // 1:
+        n_bytes = amount
+    match = _AMOUNT.fullmatch(amount[:_LONGEST]) if isinstance(amount, str) else None
+    if match is not None and match[2].lower() in _UNITS:
+        n_bytes = float(match[1]) * _UNITS[match[2].lower()]
+    if not (0 < n_bytes <= BYTES.high):
         raise UserError(
             "this is not an amount of memory", expected='a number of bytes, or a string such as "300MB" or "1.5GiB"',
-            received=repr(amount),
+            received=shown(amount),
         )  # fmt: skip
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(n_bytes)
 
 
 def show_bytes(n_bytes: float) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from edgetrain import saved
+from edgetrain import files, saved
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import plan as plans
@@ -99,7 +99,7 @@ class MicroPlan(Plan):
             "accumulating": [[size, plans.to_json(plan)] for size, plan in self.accumulating],
             "ending": plans.to_json(self.ending),
         }
-        Path(path).write_text(json.dumps(told), encoding="utf-8")
+        files.write_text(path, json.dumps(told))
 
     @staticmethod
     def load(path: str | Path) -> MicroPlan:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from edgetrain import saved
+from edgetrain import files, saved
 from edgetrain.costs.table import WAYS, Origin, Way
 
 SCHEMA = 2
@@ -151,7 +151,7 @@ class Plan:
         )
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(to_json(self)), encoding="utf-8")
+        files.write_text(path, json.dumps(to_json(self)))
 
     @staticmethod
     def load(path: str | Path) -> Plan:

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
-from edgetrain import child
+from edgetrain import child, ranges
+from edgetrain.closest import unknown
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
@@ -76,6 +77,7 @@ def plan(
     with the cache from one run to the next (`known_plans.py`).
     """
     check_planner(planner)
+    ranges.number("time_limit_s", time_limit_s, ranges.SECONDS)
     aim = _aim(costs, budget, planner, page=page)
     task = problem(graph, costs, updates or keep_all(graph).updates)
     memory_bytes, left = budget.memory_bytes, None
@@ -118,7 +120,7 @@ def _aim(costs: Costs, budget: Budget, planner: str, *, page: bool) -> Aim:
 
 def check_planner(planner: str) -> None:
     if planner not in PLANNERS:
-        raise UserError(f"there is no planner {planner!r}", expected=", ".join(PLANNERS))
+        raise unknown("planner", planner, PLANNERS)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from edgetrain import files
 from edgetrain.errors import UserError
 from edgetrain.measure.picture import Picture
 from edgetrain.measure.record import Record, RunFolder, write_atomic
@@ -139,7 +140,7 @@ def _metric_charts(folder: RunFolder) -> Iterator[Chart]:
     if not folder.metrics_file.is_file():
         return
     events = []
-    lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    lines = files.read(folder.metrics_file).decode(errors="replace").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # cut off while it was written
     for place, text in enumerate(lines, start=1):
@@ -167,7 +168,7 @@ def _saved_charts(folder: RunFolder) -> Iterator[Chart | Bars]:
     if not file.is_file():
         return
     try:
-        for data in json.loads(file.read_text(encoding="utf-8")):
+        for data in files.plain_json(files.read(file)):
             title, note, y = str(data["title"]), str(data["note"]), str(data["y"])
             marks = _named(data.get("marks", []))
             if "bars" in data:

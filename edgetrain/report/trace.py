@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgetrain import files
 from edgetrain.measure.record import explained
 from edgetrain.measure.timeline import OpRun, Timeline
 from edgetrain.report.embedded import held_bytes
@@ -44,9 +45,11 @@ _THREAD = 1
 def write_trace(runs: Sequence[Run], out: Path) -> Path:
     """One process of the trace for each run, each from its own beginning; whole or not at all."""
     temporary = out.with_name(f".tmp-{out.name}")
+    files.refuse_link(files.checked_path(out))
     with explained(out):
         try:
-            with open(temporary, "w", encoding="utf-8", errors="replace") as file:
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "x", encoding="utf-8", errors="replace") as file:
                 file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
                 file.writelines(_lines(runs))
                 file.write(f'\n],"otherData":{_json(_about(runs))}}}\n')

@@ -102,8 +102,9 @@ class Binding:
                 continue
             parameter = self.parameter(op)
             stateless = self.kind == "sgd" and len(op.args) == 2
+            there = self.optimizer.state.get(parameter)
+            update.check_keys(self.kind, parameter, there or {})
             if not stateless:
-                there = self.optimizer.state.get(parameter)
                 before.append((parameter, None if there is None else dict(there)))
             state: update.State = {} if stateless else self.optimizer.state[parameter]
             states.append(state)
@@ -111,6 +112,7 @@ class Binding:
             fresh.append(not stateless and update.make_state(self.kind, parameter, state, settings))
             if not stateless:
                 update.check_state(self.kind, parameter, state, settings)
+        update.check_apart(states)
         return states, fresh
 
     def put_back_states(self, before: Before) -> None:

@@ -39,9 +39,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from edgetrain.errors import UserError
+from edgetrain.files import refuse_links, require_regular, writable
 from edgetrain.measure.record import Fields, explained, read_json, sync
 
 SCHEMA = 1
+LARGEST_BYTES = 1 << 40  # of the tensors of a checkpoint
+_DAMAGE = (
+    SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError,
+)  # fmt: skip
 _TEMPORARY = ".tmp-"
 # ".old" is a checkpoint in the moment between making room for another of the same step and that one's arrival.
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
@@ -104,6 +109,7 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, state: State, *, 
     temporary = folder / f"{_TEMPORARY}{target.name}"
     # The names stand in both files, so twice the JSON is room enough for the JSON and the tensors' header.
     needed_bytes = sum(tensor.nbytes for tensor in tensors.values()) + 2 * len(_sealed(content))
+    refuse_links(folder)
     with explained(folder, needed_bytes):
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -141,6 +147,7 @@ def verified(path: Path) -> Checkpoint:
     if (path / "state.json").read_bytes() != _sealed(content.values):
         raise UserError(f"{file.file} was altered: its checksum is wrong.")
     tensors = path / "tensors.safetensors"
+    require_regular(tensors, "file of tensors", LARGEST_BYTES)
     try:
         with open(tensors, "rb") as data:
             digest = hashlib.file_digest(data, "sha256").hexdigest()
@@ -167,7 +174,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> N
             _restore_model(content.inside("model"), model, read)
             _restore_optimizer(content.inside("optimizer"), content.inside("orders"), model, optimizer, read)
             set_rng_state(_decode(content.values["rng"], read))
-    except (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except _DAMAGE as error:
         raise UserError(
             f"The checkpoint {checkpoint.path} does not fit this model and optimizer.",
             expected="the model, optimizer and settings of the run that wrote it",
@@ -332,7 +339,7 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], content: Mapping[str, ob
 def _write_file(file: Path, chunks: Iterator[bytes | memoryview]) -> tuple[str, int]:
     """Write a file through to the disk; give back its sha256 and its size in bytes."""
     digest = hashlib.sha256()
-    with open(file, "wb") as out:
+    with writable(file, "xb") as out:
         for chunk in chunks:
             digest.update(chunk)
             out.write(chunk)

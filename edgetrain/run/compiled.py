@@ -24,6 +24,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.accumulate import accumulates_only
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Tensor
+from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.pagefile import Calls, PageFault
@@ -36,6 +37,7 @@ from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out
 from edgetrain.run.compile import NotFinite, Program, Words, build, let_go, taken
+from edgetrain.run.indices import out_of_range
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
@@ -185,6 +187,8 @@ class CompiledStep:
         Every tensor that a kernel makes is held against the graph, so that a layout that capture foretold wrongly is
         found before anything is updated by it; and every kernel has then run once with the memory that it needs.
         """
+        if all(storage.device == "cpu" for storage in self.graph.storages):
+            require_room("this step", self.plan.peak_bytes, next_step="give a smaller batch, or a budget of memory")
         program = self._build(self.plan, look=True, rehearse=True)
         self._execute(program, batch, keep=False, look=self._check)
         self._checked = True
@@ -316,7 +320,7 @@ class CompiledStep:
     ) -> Any:
         inputs = [laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = self.bound()
-        given = [update.settings(self._binding.kind, group) for group in self._optimizer.param_groups]
+        given = [update.settings(self._binding.kind, g, n) for n, g in enumerate(self._optimizer.param_groups)]
         undo, interrupt = Undo(random=program.random), HeldSignals()
         before: Before = []
         done = False
@@ -346,6 +350,11 @@ class CompiledStep:
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
                 ) from error
+            wrong = isinstance(error, IndexError | RuntimeError) and out_of_range(
+                self.graph, dict(zip(self.graph.inputs, inputs, strict=True))
+            )
+            if wrong:
+                raise wrong from error
             raise
         finally:
             if not done:

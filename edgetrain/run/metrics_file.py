@@ -13,20 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgetrain.files import writable
 from edgetrain.measure.record import explained, sync
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:
     """One line more; what is None is not known, and left out."""
     text = json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False)
-    with explained(file), open(file, "ab") as out:
+    with explained(file), writable(file, "ab") as out:
         out.write(text.encode() + b"\n")
 
 
 def cut(file: Path, step: int) -> None:
     """Keep the lines up to this step; a torn line, and all after it, goes too."""
     kept_bytes = 0
-    with explained(file), open(file, "a+b") as lines:
+    with explained(file), writable(file, "a+b") as lines:
         lines.seek(0)
         for line in lines:
             at = _line_step(line)

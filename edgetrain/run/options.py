@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -12,6 +11,7 @@ from edgetrain.graph.capture import Unused
 from edgetrain.graph.mean_loss import has_samples
 from edgetrain.plan.micro_batches import Number, number_of
 from edgetrain.plan.planning import check_planner
+from edgetrain.ranges import BATCH, NORM, SECONDS, number, shown
 
 StepFormat = Literal["auto", "preserve", "channels_last"]
 
@@ -39,13 +39,11 @@ class Options:
         _one_of("unused", self.unused, Unused)
         _one_of("memory_format", self.memory_format, StepFormat)
         if self.clip_norm is not None:
-            _above_0("clip_norm", self.clip_norm)
-        _above_0("plan_time_s", self.plan_time_s)
+            number("clip_norm", self.clip_norm, NORM)
+        number("plan_time_s", self.plan_time_s, SECONDS)
         count = self.micro_batches
-        if count not in (None, "auto") and not (type(count) is int and count >= 1):
-            raise UserError(
-                "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
-            )
+        if count is not None and count != "auto" and count not in BATCH:
+            raise UserError("micro_batches cannot be that", expected=f'{BATCH}, or "auto"', received=shown(count))
         needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
         if self.follow is not None and self.process_memory_bytes is not None:
             raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
@@ -68,9 +66,4 @@ class Options:
 def _one_of(name: str, given: object, allowed: Any) -> None:
     if given not in get_args(allowed):
         expected = " or ".join(repr(value) for value in get_args(allowed))
-        raise UserError(f"{name} cannot be that", expected=expected, received=repr(given))
-
-
-def _above_0(name: str, given: object) -> None:
-    if not (isinstance(given, int | float) and 0 < given < math.inf):
-        raise UserError(f"{name} cannot be that", expected="a number above 0", received=repr(given))
+        raise UserError(f"{name} cannot be that", expected=expected, received=shown(given))

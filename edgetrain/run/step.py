@@ -26,6 +26,7 @@ from torch import nn
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph import optimizers
+from edgetrain.graph.batches import check_model
 from edgetrain.graph.capture import Captured, Unused, check_example
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.modes import evaluating
@@ -33,6 +34,7 @@ from edgetrain.graph.settings import settings
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.ranges import shown
 from edgetrain.run.adaptive import BudgetWatch, Switch
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.habits import stepped
@@ -100,6 +102,9 @@ def prepare(
     which is verified. The numbers are then those of the whole batch but for rounding; where batch norm or dropout make
     them others, that is refused, unless allow_inexact=True.
     """
+    check_model(model, loss)
+    if page_to is not None and not isinstance(page_to, str | os.PathLike):
+        raise UserError("page_to cannot be that", expected="the path of a folder", received=shown(page_to))
     follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
         unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,

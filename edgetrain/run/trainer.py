@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from edgetrain import ranges
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
 from edgetrain.run import checkpoint as checkpoints
@@ -51,6 +52,11 @@ from edgetrain.run.learning_rate import Schedule, ScheduleKind, scheduler, set_b
 
 Phase = Literal["train", "evaluate", "checkpoint"]
 Step = Callable[..., Tensor]
+_RANGES = {
+    "epochs": ranges.EPOCHS, "batch": ranges.BATCH, "seed": ranges.SEED, "warmup_steps": ranges.STEPS_OR_NONE,
+    "eval_every": ranges.STEPS_OR_NONE, "checkpoint_every_steps": ranges.STEPS_OR_NONE,
+    "log_every_steps": ranges.STEPS, "keep": ranges.STEPS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,10 @@ class TrainConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "batch": 1, "seed": 0, "warmup_steps": 0, "eval_every": 0}
-        least |= {"checkpoint_every_steps": 0, "log_every_steps": 1, "keep": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise _bad_setting(name, f"{smallest} or more", getattr(self, name))
-        if self.lr is not None and not 0 < self.lr < math.inf:
+        for name, allowed in _RANGES.items():
+            if getattr(self, name) not in allowed:
+                raise _bad_setting(name, f"{allowed.low} or more: {allowed}", getattr(self, name))
+        if self.lr is not None and (self.lr not in ranges.LEARNING_RATE or self.lr == 0):
             raise _bad_setting("lr", "a positive number", self.lr)
         if self.schedule not in get_args(ScheduleKind):
             raise _bad_setting("schedule", " or ".join(get_args(ScheduleKind)), self.schedule)
@@ -530,4 +534,4 @@ def _value(value: float | None, unit: str, origin: Literal["measured", "derived"
 
 
 def _bad_setting(name: str, expected: str, received: object) -> UserError:
-    return UserError(f"The setting {name} is out of range.", expected=expected, received=repr(received))
+    return UserError(f"The setting {name} is out of range.", expected=expected, received=ranges.shown(received))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from edgetrain.errors import UserError
+from edgetrain.files import require_regular
+from edgetrain.ranges import shown
 
 _SHOWN = 4
+LARGEST_BYTES = 64 << 30  # of a file of weights
 _NESTS = ("state_dict", "model")
 # Torchvision's DenseNet files are older than the rule that the name of a module has no dot: norm.1 is norm1 now.
 _DOTTED = re.compile(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)")
@@ -63,10 +67,12 @@ def load_weights(model: nn.Module, file: Path | str, *, resize_head: bool = Fals
 def _read(file: Path) -> dict[str, Tensor]:
     """The named tensors of a file, whatever its kind."""
     try:
-        with open(file, "rb") as data:
+        with open(require_regular(file, "file of weights", LARGEST_BYTES), "rb") as data:
             start = data.read(9)
     except OSError as error:
         raise UserError(f"Cannot read the weights {file}: {error.strerror or error}.") from error
+    except UserError as error:
+        raise UserError(f"Cannot read the weights {file}: {error.received or error.what}.") from error
     # safetensors: eight bytes of length, then JSON; a zip or a pickle never has the brace there.
     return _read_safetensors(file) if start[8:] == b"{" else _read_torch(file)
 
@@ -75,11 +81,12 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
         raise UserError(f"{file} is a damaged safetensors file.", received=str(error)[:200]) from error
 
 
 def _read_torch(file: Path) -> dict[str, Tensor]:
+    _refuse_bomb(file)
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -91,6 +98,26 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
             received=str(error).partition("\n")[0][:200] or type(error).__name__,
         ) from error
     return _unnested(file, data)
+
+
+def _named(data: Mapping[object, object]) -> dict[str, Tensor]:
+    return {k: v for k, v in data.items() if isinstance(k, str) and isinstance(v, Tensor)}
+
+
+def _refuse_bomb(file: Path) -> None:
+    """Refuse a zip that unpacks to more than the file: torch.save packs nothing."""
+    if not zipfile.is_zipfile(file):
+        return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(item.file_size for item in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UserError(f"{file} cannot be read as weights.", received=str(error)[:200]) from error
+    if unpacked > file.stat().st_size:
+        raise UserError(
+            f"{file} was refused: it unpacks to more than it holds.", expected="a state dict saved with torch.save",
+            received=f"{unpacked:,} bytes out of {file.stat().st_size:,}",
+        )  # fmt: skip
 
 
 def _refused(file: Path, reason: str) -> UserError:
@@ -107,14 +134,20 @@ def _refused(file: Path, reason: str) -> UserError:
 
 def _unnested(file: Path, data: object) -> dict[str, Tensor]:
     """The state dict itself, out of the dictionaries that training scripts save around it."""
-    while isinstance(data, Mapping):
+    seen: set[int] = set()
+    while isinstance(data, Mapping) and id(data) not in seen:
+        seen.add(id(data))
         inner = next((data[name] for name in _NESTS if isinstance(data.get(name), Mapping)), None)
         if inner is None:
             break
         data = inner
-    tensors = {str(k): v for k, v in data.items() if isinstance(v, Tensor)} if isinstance(data, Mapping) else {}
+    tensors = _named(data) if isinstance(data, Mapping) else {}
     if not tensors:
-        names = ", ".join(map(str, list(data)[:_SHOWN])) if isinstance(data, Mapping) else ""
+        names = (
+            ", ".join(key[:40] if isinstance(key, str) else shown(key) for key in list(data)[:_SHOWN])
+            if isinstance(data, Mapping)
+            else ""
+        )
         raise UserError(
             f"{file} holds no weights.",
             expected='named tensors, by themselves or under "state_dict" or "model"',

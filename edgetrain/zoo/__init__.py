@@ -8,7 +8,7 @@
 Data sets are in `edgetrain.zoo.datasets`.
 """
 
-from edgetrain.zoo.registry import MODELS, Counts, ZooModel, build, count, get
+from edgetrain.zoo.registry import MODELS, Counts, ZooModel, build, count, get, require_room_for_batch
 from edgetrain.zoo.tasks import TASKS, Task
 
-__all__ = ["MODELS", "TASKS", "Counts", "Task", "ZooModel", "build", "count", "get"]
+__all__ = ["MODELS", "TASKS", "Counts", "Task", "ZooModel", "build", "count", "get", "require_room_for_batch"]

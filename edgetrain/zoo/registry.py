@@ -7,7 +7,7 @@ multiply-adds. Nothing is downloaded and no data is needed; `count` allocates no
 from __future__ import annotations
 
 import contextlib
-import difflib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from edgetrain.closest import closest
 from edgetrain.errors import UserError
 from edgetrain.graph.modes import evaluating
+from edgetrain.measure.sensors.room import require_room
+from edgetrain.ranges import BATCH, shown
 from edgetrain.zoo.models.alexnet import alexnet
 from edgetrain.zoo.models.arguments import check_classes, check_size, refuse_classes
 from edgetrain.zoo.models.autoencoder import autoencoder
@@ -103,13 +106,14 @@ class ZooModel:
         return torch.randint(1, self.vocabulary, (batch, size), generator=generator), y
 
     def _check_example(self, batch: int, classes: int | None, size: int) -> None:
-        if batch < 1:
+        if batch not in BATCH:
             raise UserError(
                 "A batch has at least one sample.",
-                expected="1 or more",
-                received=f"batch={batch}",
+                expected=f"1 or more: {BATCH}",
+                received=f"batch={shown(batch)}",
             )
         check_size(self.name, size, smallest=1)
+        require_room_for_batch(batch, self.input_shape(size))
         if not self.classes:
             refuse_classes(self.name, classes)
         elif classes is not None:
@@ -189,13 +193,33 @@ def get(name: str) -> ZooModel:
     """The model of that name; a UserError with the closest one and a list of all where there is none."""
     if name in MODELS:
         return MODELS[name]
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), MODELS, n=1, cutoff=0.5)
+    match = closest(name, MODELS)
     raise UserError(
-        f"There is no model named {name!r} in the zoo.",
+        f"There is no model named {shown(name)} in the zoo.",
         expected="one of " + ", ".join(MODELS),
-        received=repr(name),
-        next_step=f"Did you mean {close[0]!r}?" if close else "Choose one of these names.",
+        received=shown(name),
+        next_step=f"Did you mean {match!r}?" if match else "Choose one of these names.",
     )
+
+
+def require_room_for_batch(batch: int, shape: Sequence[int]) -> None:
+    """Refuse a batch of float32 inputs that no machine like this one trains on: what the first layer makes of a batch
+    takes memory beside it."""
+    require_room(
+        f"a batch of {batch:,} inputs of {'×'.join(map(str, shape))}, and a copy of it,", 8 * batch * math.prod(shape),
+        next_step="give a smaller batch, or smaller inputs",
+    )  # fmt: skip
+
+
+def _require_room_for(entry: ZooModel, arguments: Mapping[str, object]) -> None:
+    """Refuse a model that no machine like this one trains: on the meta device it is built without memory."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        parameters = sum(parameter.nbytes for parameter in entry.build(**arguments).parameters())
+    asked = " and ".join(f"{name.replace('_', ' ')} {value}" for name, value in arguments.items())
+    require_room(
+        f"{entry.name} of {asked}, with a gradient for each weight,", 2 * parameters,
+        next_step="build a smaller one",
+    )  # fmt: skip
 
 
 def build(
@@ -203,7 +227,10 @@ def build(
 ) -> nn.Module:
     """The named model with fresh weights, in training mode; what is not given is as in its `ZooModel`."""
     given = {"classes": classes, "input_size": input_size, "width": width}
-    return get(name).build(**{key: value for key, value in given.items() if value is not None})
+    entry, arguments = get(name), {key: value for key, value in given.items() if value is not None}
+    if arguments:
+        _require_room_for(entry, arguments)
+    return entry.build(**arguments)
 
 
 @dataclass(frozen=True)

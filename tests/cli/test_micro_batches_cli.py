@@ -65,7 +65,7 @@ def test_what_is_no_number_or_other_numbers_is_refused(run: Run) -> None:
     assert run("plan", "own.py:deep", "--sweep", 3, "--micro-batches", 2)[0] == 2
     code, _, err = run("train", "own.py:noisy", "--epochs", 1, "--micro-batches", 2, "--out", "noisy")
     assert code == 1
-    assert "allow_inexact" in err
+    assert "--allow-inexact" in err
     words = ("train", "own.py:noisy", "--epochs", 1, "--batch", 500, "--micro-batches", 2, "--out", "other")
     code, _, err = run(*words, "--allow-inexact")
     assert code == 0
@@ -121,7 +121,7 @@ def test_sage_shrinks_the_micro_batch_by_itself(run: Run) -> None:
     assert run(*words, "--sweep", "0.9,1")[0] == 0  # of whole batches
     code, _, err = run("plan", "own.py:coloured_and_noisy", *words[2:], "--memory", lasting)
     assert code == 1
-    assert "would do with allow_inexact=True" in err
+    assert "would do with --allow-inexact" in err
 
 
 def test_training_by_sage_says_how_many_micro_batches_it_takes(run: Run) -> None:

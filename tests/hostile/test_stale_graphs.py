@@ -501,8 +501,8 @@ CODE: dict[str, Callable[[], Reading]] = {
     "code": of_a_function(lambda f: setattr(f, "__code__", (lambda value=1.0, *, by=1.0: value + by).__code__)),
     "attribute of a function": of_a_function(lambda f: setattr(f, "extra", 1.0)),
     **{f.__name__.replace("_", " "): f for f in (
-        disguised, closure, unset_closure, cached, cached_tensor, single_dispatch, attribute_getter, static_method, class_method,
-        property_replaced,
+        disguised, closure, unset_closure, cached, cached_tensor, single_dispatch, attribute_getter, static_method,
+        class_method, property_replaced,
     )},
 }  # fmt: skip
 

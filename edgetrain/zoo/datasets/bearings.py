@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from edgetrain.errors import UserError
+from edgetrain.files import require_regular
 
 WINDOW, BANDS = 512, 40
 RATE_HZ, FAST_HZ = 12_000, 48_000
@@ -55,15 +56,21 @@ def spectra(recording: torch.Tensor) -> torch.Tensor:
 
 def _recording(file: Path) -> torch.Tensor:
     expected = f"an .npz file with an array {_SENSOR} of readings, at most {LARGEST_BYTES:,} bytes"
+    require_regular(file, "recording", LARGEST_BYTES)
     try:
         with zipfile.ZipFile(file) as archive:
             size = sum(item.file_size for item in archive.infolist())
         if size > LARGEST_BYTES:
             raise UserError(f"{file} is too large.", expected=expected, received=f"{size:,} bytes")
         with np.load(file, allow_pickle=False) as arrays:
-            readings = np.asarray(arrays[_SENSOR], dtype=np.float64).ravel()
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file} is no recording.", expected=expected, received=str(error)) from error
+            there = arrays[_SENSOR]
+            if there.dtype.kind not in "fiu":
+                raise ValueError(f"{_SENSOR} holds {there.dtype}")
+            readings = np.asarray(there, dtype=np.float64).ravel()
+    except UserError:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way
+        raise UserError(f"{file} is no recording.", expected=expected, received=str(error)[:200]) from error
     if len(readings) < WINDOW or not np.isfinite(readings).all():
         raise UserError(f"{file} has no whole window of numbers.", expected=expected, received=f"{len(readings)}")
     found = torch.from_numpy(readings)

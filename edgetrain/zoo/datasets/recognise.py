@@ -15,10 +15,12 @@ is wrong is a UserError that names the file.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from edgetrain.closest import closest
 from edgetrain.errors import UserError
+from edgetrain.files import checked_path
+from edgetrain.ranges import CHANNELS, SIDE, shown, whole
 from edgetrain.zoo.datasets import cifar, digits, folder, idx, keywords, text
 from edgetrain.zoo.datasets.base import Data
 
@@ -57,8 +59,10 @@ def load(
     _check_options(input_size, channels, sequence)
     if spec == "digits":
         return digits.load(input_size=input_size, channels=channels, seed=seed)
-    path = Path(spec).expanduser()
-    if not spec or not path.exists():
+    if not spec:
+        raise _not_there(spec)
+    path = _expanded(spec)
+    if not path.exists():
         raise _not_there(spec)
     try:
         return _load_path(path, input_size, channels, sequence, seed)
@@ -66,13 +70,19 @@ def load(
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error
 
 
+def _expanded(spec: str) -> Path:
+    try:
+        return checked_path(spec, "data set").expanduser()
+    except (UserError, RuntimeError):  # no name of a file; ~somebody who has no home here
+        raise _not_there(spec) from None
+
+
 def _check_options(input_size: int | None, channels: int | None, sequence: int) -> None:
-    if input_size is not None and input_size < 1:
-        raise UserError("The images need a size.", expected="input_size of 1 or more", received=str(input_size))
-    if channels not in (None, 1, 3):
-        raise UserError("Images are grey or coloured.", expected="channels 1 or 3", received=str(channels))
-    if sequence < 1:
-        raise UserError("A window of text needs a length.", expected="sequence of 1 or more", received=str(sequence))
+    if input_size is not None:
+        whole("input_size", input_size, SIDE)
+    if channels is not None and (channels not in CHANNELS or channels == 2):
+        raise UserError("Images are grey or coloured.", expected="channels 1 or 3", received=shown(channels))
+    whole("sequence", sequence, SIDE)
 
 
 def _load_path(path: Path, input_size: int | None, channels: int | None, sequence: int, seed: int) -> Data:
@@ -111,11 +121,11 @@ def _sources() -> str:
 
 def _not_there(spec: str) -> UserError:
     """The error for a path that does not exist; with the data set meant, where it reads like a name."""
-    what = f"There is no file or folder {spec!r}."
-    close = difflib.get_close_matches(spec.lower(), ("digits", *PUBLIC), n=1)
-    if close == ["digits"]:
+    what = f"There is no file or folder {shown(spec)}."
+    match = closest(spec, ("digits", *PUBLIC))
+    if match == "digits":
         return UserError(what, expected=POSSIBLE, next_step="Did you mean digits?")
-    if close:
-        advice = f"{close[0]} is not shipped. Get it from {PUBLIC[close[0]]} and give its folder or file."
+    if match is not None:
+        advice = f"{match} is not shipped. Get it from {PUBLIC[match]} and give its folder or file."
         return UserError(what, expected=POSSIBLE, next_step=advice)
     return UserError(what, expected=POSSIBLE, next_step=_sources())

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgetrain.errors import UserError
+from edgetrain.files import require_regular
 
 CHUNK_BYTES = 1 << 20
+PACKED_BYTES = 4 << 30  # of any file of a data set, packed or not
 # `xz -9` needs 65 MiB to unpack; a header may ask for 4 GiB.
 XZ_MEMORY_BYTES = 128 << 20
 
@@ -51,6 +53,7 @@ def whole(path: Path, limit_bytes: int, *, limit_is: str) -> bytearray:
 def _chunks(path: Path) -> Generator[bytes, None, None]:
     """The unpacked bytes, a chunk at a time; the suffix says how they are packed."""
     suffix = path.suffix.lower()
+    require_regular(path, limit_bytes=PACKED_BYTES)
     try:
         with path.open("rb") as file:
             if suffix == ".gz":

@@ -6,42 +6,41 @@ what would have been accepted. Nothing here builds a layer.
 
 from __future__ import annotations
 
-import math
-
 from edgetrain.errors import UserError
+from edgetrain.ranges import CLASSES, SIDE, WIDTH, shown
 
 
 def check_classes(model: str, classes: int) -> None:
-    """Refuse a number of classes below 1."""
-    if classes < 1:
+    """Refuse what is no number of classes."""
+    if classes not in CLASSES:
         raise UserError(
-            f"{model} cannot tell {classes} classes apart.",
-            expected="classes of 1 or more",
-            received=f"classes={classes}",
+            f"{model} cannot tell {shown(classes)} classes apart.",
+            expected=f"classes of 1 or more: {CLASSES}",
+            received=f"classes={shown(classes)}",
             next_step="Pass the number of different labels in the data.",
         )
 
 
 def check_width(model: str, width: float) -> None:
-    """Refuse a width multiplier that is not a positive, finite number."""
-    if not (math.isfinite(width) and width > 0):
+    """Refuse a width multiplier that is no positive number, or makes a net that no machine holds."""
+    if width not in WIDTH:
         raise UserError(
-            f"{model} cannot be built {width} times as wide.",
-            expected="a positive number; 1.0 is the network of the paper",
-            received=f"width={width}",
+            f"{model} cannot be built {shown(width)} times as wide.",
+            expected=f"a positive number: {WIDTH}; 1.0 is the network of the paper",
+            received=f"width={shown(width)}",
             next_step="Try width=0.5 for half as many channels in each layer.",
         )
 
 
 def check_size(model: str, input_size: int, *, smallest: int, largest: int | None = None) -> None:
     """Refuse an input below the smallest side (or length) the network works on, or above the largest."""
-    if smallest <= input_size and (largest is None or input_size <= largest):
+    end = SIDE.high if largest is None else largest
+    if input_size in SIDE and smallest <= input_size <= end:
         return
-    limit = f"{smallest} or more" if largest is None else f"{smallest} to {largest}"
     raise UserError(
-        f"{model} does not work on inputs of size {input_size}.",
-        expected=f"input_size of {limit}; the smallest input size is {smallest}",
-        received=f"input_size={input_size}",
+        f"{model} does not work on inputs of size {shown(input_size)}.",
+        expected=f"input_size of {smallest} to {end}; the smallest input size is {smallest}",
+        received=f"input_size={shown(input_size)}",
         next_step="Resize the inputs, or choose another model for inputs of this size.",
     )
 
@@ -52,7 +51,7 @@ def refuse_classes(model: str, classes: int | None) -> None:
         raise UserError(
             f"{model} has no classes: its output has the shape of its input.",
             expected="no classes argument",
-            received=f"classes={classes}",
+            received=f"classes={shown(classes)}",
             next_step="Leave classes out.",
         )
 

@@ -1,0 +1,64 @@
+"""Options that hold a number or one of a few names: each is checked here, before a command begins.
+
+A range stands in `edgetrain/ranges.py`, once for commands and Python. What is outside of it is wrong use: exit code 2
+and one message that names the option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgetrain import ranges
+from edgetrain.closest import closest
+from edgetrain.files import checked_path
+from edgetrain.ranges import Range, shown
+
+
+def numeric(allowed: Range, help: str, *names: str) -> Any:  # noqa: A002  # Typer's own word
+    """A numeric option with a range."""
+    return typer.Option(*names, help=help, parser=_parser(allowed), metavar="<int>" if allowed.whole else "<float>")
+
+
+def _parser(allowed: Range) -> Callable[[Any], float]:
+    def parse(given: Any) -> float:
+        """The words of the user, or the default, which is a number already."""
+        with suppress(ValueError):
+            value = int(given) if allowed.whole else float(given)
+            if value in allowed:
+                return value
+        raise typer.BadParameter(f"{shown(given)} is not {allowed}")
+
+    return parse
+
+
+def one_of(names: Iterable[str], given: str, option: str) -> None:
+    """Wrong use where the name is none of these."""
+    known = tuple(names)
+    if given not in known:
+        match = closest(given, known)
+        meant = f"; did you mean {match}?" if match else ""
+        raise typer.BadParameter(f"{shown(given)} is none of {', '.join(known)}{meant}", param_hint=option)
+
+
+def check_names(options: Mapping[str, object]) -> None:
+    """Refuse a path that no file can have, among the options of a command."""
+    for name, value in options.items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path) or (name in _NAMES and isinstance(path, str)):
+                checked_path(path, "file or folder")
+
+
+_NAMES = ("model", "data", "device", "target")  # a name, or a path
+
+# Options that several commands share.
+Batch = Annotated[int, numeric(ranges.BATCH, "Samples in a batch.")]
+Classes = Annotated[int | None, numeric(ranges.CLASSES, "Number of classes.")]
+Seed = Annotated[int, numeric(ranges.SEED, "Of all that is drawn at random.")]
+Side = Annotated[int | None, numeric(ranges.SIDE, "Side of an image, or length of a sequence.")]
+Threads = Annotated[int | None, numeric(ranges.THREADS, "Threads that kernels may use.")]
+Width = Annotated[float | None, numeric(ranges.WIDTH, "Width multiplier of a zoo model.")]

@@ -1,0 +1,115 @@
+"""What comes in from a user's loop, a batch and a loss, put in words where a step cannot take it.
+
+In:  an item of a batch, the value of a loss, a model. Out: nothing, or what is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgetrain.errors import UserError
+from edgetrain.ranges import shown
+
+_NESTED = "pass nested batches as separate tensors, and put them together inside the loss"
+
+
+def check_model(model: object, loss: object) -> None:
+    """Refuse what is no model and no loss."""
+    if not isinstance(model, nn.Module):
+        built = isinstance(model, type) and issubclass(model, nn.Module)
+        raise UserError(
+            "a step is captured from a model", expected="an nn.Module",
+            received=f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__,
+            next_step="build it first: model = Net()" if built else "pass the module whose parameters are trained",
+        )  # fmt: skip
+    if not callable(loss):
+        raise UserError(
+            "a step is captured with a loss", expected="a function of the model and a batch: loss(model, *batch)",
+            received=shown(loss), next_step="write lambda model, x, y: F.cross_entropy(model(x), y), say",
+        )  # fmt: skip
+
+
+def check_item(position: int, item: object) -> None:
+    """Refuse an item that no step can be captured with."""
+    if not isinstance(item, torch.Tensor):
+        if not isinstance(item, bool | int | float | str | None):
+            arrays = isinstance(item, np.ndarray | np.generic)
+            raise UserError(
+                f"item {position} of the example cannot be captured",
+                expected="a tensor, a number, a string or None",
+                received=type(item).__name__,
+                next_step=f"pass {_as_tensor(arrays)}" if arrays or _is_numbers(item) else _NESTED,
+            )
+        return
+    if item.layout != torch.strided or item.is_quantized or item.is_meta or item.is_nested:
+        kind = "a meta" if item.is_meta else "a nested" if item.is_nested else "a quantized"
+        raise UserError(
+            f"item {position} of the batch is no dense tensor with numbers in it",
+            expected="a tensor with layout torch.strided, on a device",
+            received=f"{item.layout}" if item.layout != torch.strided else f"{kind} tensor",
+            next_step="pass .to_dense(), or .dequantize()",
+        )
+    if item.dim() and not len(item):
+        raise UserError(
+            f"item {position} of the batch holds no sample", expected="one sample or more",
+            received=f"a tensor of shape {tuple(item.shape)}", next_step="leave empty batches out of the loop",
+        )  # fmt: skip
+
+
+def _is_numbers(item: object) -> bool:
+    """A list of numbers, or of lists of them: what torch.tensor takes."""
+    for _ in range(8):
+        if not isinstance(item, list | tuple) or not item:
+            break
+        item = item[0]
+    return isinstance(item, bool | int | float)
+
+
+def _as_tensor(arrays: bool) -> str:
+    return "torch.from_numpy(array)" if arrays else "torch.tensor(numbers)"
+
+
+def other_type(model: nn.Module, batch: Sequence[Any]) -> str | None:
+    """What to do where the batch has numbers of another type than the model's parameters; None where it has not."""
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for position, item in enumerate(batch):
+        if isinstance(item, torch.Tensor) and item.is_floating_point() and len(types) == 1 and item.dtype not in types:
+            (own,) = types
+            return (
+                f"item {position} of the batch is {_name(item.dtype)}, the model's parameters are {_name(own)}: pass "
+                f"it as .to({own}), or call model.to({item.dtype}) before the optimizer is made"
+            )
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def no_scalar(value: object) -> tuple[str, str]:
+    """What a loss gave that is no number to differentiate, and what to do."""
+    reduce = "reduce it, for example with .mean()"
+    if isinstance(value, torch.Tensor):
+        whole = value.numel() == 1
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}", "give it as float32" if whole else reduce
+    if isinstance(value, tuple | list):
+        kinds = ", ".join("a tensor" if isinstance(v, torch.Tensor) else type(v).__name__ for v in value[:4])
+        return f"a {type(value).__name__} of {len(value)}: {kinds}", "return the loss alone; compute the rest outside"
+    if isinstance(value, Mapping):
+        return f"a dictionary with {', '.join(shown(k) for k in list(value)[:4])}", "return the loss alone, out of it"
+    if value is None:
+        return "None", "return the loss from the function"
+    return shown(value), "return the tensor itself, without .item() or float()"
+
+
+def no_parameter_of(model: nn.Module) -> UserError:
+    return UserError(
+        f"the loss reaches no parameter that the optimizer holds: it is no optimizer of this {type(model).__name__}",
+        expected="an optimizer over the parameters of the model that is trained",
+        next_step="make it with the model's own parameters, as in torch.optim.SGD(model.parameters(), lr=…)",
+    )

@@ -1,0 +1,394 @@
+"""Files and names that no reader can take: one error in bounded time, nothing written through a link, nothing run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from edgetrain import files
+from edgetrain.cli import main
+from edgetrain.costs.table import Costs
+from edgetrain.devices import device
+from edgetrain.errors import UserError
+from edgetrain.firmware.build import build, load_project
+from edgetrain.graph.ir import Graph
+from edgetrain.measure import picture
+from edgetrain.measure.counts import load_counts
+from edgetrain.measure.record import RunFolder, new_record, read_json, write_atomic
+from edgetrain.measure.samples import read_samples
+from edgetrain.plan.micro_batches import MicroPlan
+from edgetrain.plan.plan import Plan
+from edgetrain.run import metrics_file
+from edgetrain.run.checkpoint import State, latest, save
+from edgetrain.run.weights import load_weights
+from edgetrain.zoo import datasets
+from edgetrain.zoo.datasets import bearings
+
+SEEDS = 1 + int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 1000
+LIMIT_S = 10.0
+VICTIM = b"what must not be touched"
+
+
+def weights(path: Path) -> object:
+    return load_weights(nn.Linear(2, 2), path)
+
+
+def in_folder(name: str, read: Callable[[Path], object]) -> Callable[[Path], object]:
+    """For a reader of a folder: the file under the name that it has there."""
+
+    def go(path: Path) -> object:
+        folder = path.parent / "folder"
+        folder.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(path)
+        return read(folder)
+
+    return go
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "plan": Plan.load, "micro plan": MicroPlan.load, "costs": Costs.load, "graph": Graph.load, "counts": load_counts,
+    "record": in_folder("record.json", lambda folder: RunFolder(folder).load()), "json": read_json,
+    "project": in_folder("project.json", load_project), "memory": in_folder("memory.json", picture.load),
+    "samples": in_folder("samples.bin", read_samples), "device": device.load, "weights": weights,
+    "bearings": in_folder("x.npz", bearings.load),
+
+    "cifar": in_folder("x.bin", lambda f: datasets.load(str(f / "x.bin"))),
+    "packed": in_folder("x.txt.gz", lambda f: datasets.load(str(f / "x.txt.gz"))),
+    "idx": in_folder("train-images-idx3-ubyte", lambda f: datasets.load(str(f))),
+}  # fmt: skip
+ENDINGS = {"device": "mine.toml"}
+
+
+def zipped(*members: tuple[str, bytes], packed: int = zipfile.ZIP_STORED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", packed) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def saved(value: object) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def cycle() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["model"] = {"state_dict": found}
+    return found
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"state_dict": found}
+    return found
+
+
+def header(shape: str, descr: str = "<f8") -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def contents(seed: int) -> Iterator[tuple[str, bytes]]:
+    drawn = random.Random(seed)
+    yield from (
+        ("empty", b""),
+        ("zeros", bytes(5000)),
+        ("noise", drawn.randbytes(3000)),
+        ("latin", b"\xff\xfe\xe9" * 50),
+    )
+    yield from (("deep list", b"[" * 100_000), ("deep object", b'{"a":' * 100_000), ("deep both", b'[{"a":' * 50_000))
+    yield from (
+        ("nan", b'{"schema": NaN}'),
+        ("infinite", b'{"schema": 1e999}'),
+        ("twice", b'{"schema": 1, "schema": 1}'),
+    )
+    yield from (
+        ("long number", b'{"schema": ' + b"9" * 6000 + b"}"),
+        ("large number", b'{"schema": ' + b"9" * 300 + b"}"),
+    )
+    yield from (
+        (name, data) for name, data in (("list", b"[]"), ("text", b'"a"'), ("null", b"null"), ("true", b"true"))
+    )
+    yield "deep table", b"a = " + b"[" * 10_000 + b"]" * 10_000
+    yield "deep inline", b"a = " + b"{b=" * 10_000 + b"1" + b"}" * 10_000
+    yield "deep key", b"name" + b".a" * 10_000 + b" = 1"
+    yield "toml number", b"name = " + b"9" * 6000
+    yield "key twice", b'name = "a"\nname = "b"'
+    yield from (
+        ("cyclic", saved(cycle())),
+        ("nested", saved(nested(300))),
+        ("tuple key", saved({("a",): torch.ones(1)})),
+    )
+    yield "pickle", pickle.dumps({"a": [1] * 100})
+    yield "code", pickle.dumps({"model": os.getcwd})
+    yield "bomb", zipped(("archive/data.pkl", bytes(20_000_000)), packed=zipfile.ZIP_DEFLATED)
+    yield "npz bomb", zipped(("DE.npy", header("(600, 1000000)") + bytes(20_000_000)), packed=zipfile.ZIP_DEFLATED)
+    yield from (
+        ("npz huge", zipped(("DE.npy", header("(1000000000000000,)")))),
+        ("npz negative", zipped(("DE.npy", header("(-5,)")))),
+    )
+    yield from (
+        ("npz object", zipped(("DE.npy", header("(3,)", "|O") + b"x"))),
+        ("npz deep", zipped(("DE.npy", header("(" * 60)))),
+    )
+    yield "npz complex", npz(np.ones(2000, dtype=np.complex128))
+    yield "npz text", npz(np.array(["a"] * 2000))
+    yield "npz nan", npz(np.full(2000, np.nan))
+    whole = saved({"weight": torch.ones(2, 2), "bias": torch.ones(2)})
+    yield "cut off", whole[: drawn.randrange(10, len(whole) - 10)]
+    length = drawn.choice((2**63, 2**40, 10**6))
+    yield (
+        "safetensors",
+        length.to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [99999999999], "data_offsets": [0, 4]}}',
+    )
+    yield "gzip", b"\x1f\x8b\x08" + drawn.randbytes(200)
+
+
+def npz(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, DE=array)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_content(reader: str, tmp_path: Path) -> None:
+    for seed in range(SEEDS):
+        for name, data in contents(seed):
+            file = tmp_path / ENDINGS.get(reader, "file")
+            file.write_bytes(data)
+            if (reader, name) in TAKEN:
+                continue
+            begin = time.monotonic()
+            with pytest.raises(UserError) as told:
+                READERS[reader](file)
+            assert time.monotonic() - begin < LIMIT_S, name
+            assert len(str(told.value)) < 3000, (name, str(told.value)[:200])
+
+
+# What is well for a reader that asks for no more than text or JSON.
+TAKEN = {("json", "large number"), ("json", "infinite")}
+
+
+# ---- things that are no files, and names that no file has
+
+
+def things(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "empty folder").mkdir()
+    yield from ((name, tmp_path / name) for name in ("pipe", "loop", "dangling", "empty folder", "missing"))
+    yield from (("zero", Path("/dev/zero")), ("null", Path("/dev/null")), ("random", Path("/dev/urandom")))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file(reader: str, tmp_path: Path) -> None:
+    for name, thing in things(tmp_path):
+        path = thing
+        if reader in ENDINGS:
+            path = tmp_path / f"{name}.toml"
+            path.symlink_to(thing)
+        begin = time.monotonic()
+        with pytest.raises(UserError):
+            READERS[reader](path)
+        assert time.monotonic() - begin < LIMIT_S, name
+
+
+NAMES = ["x" * 300, "é" * 200, "a/" * 3000, "line\nbreak", "tab\t", "nul\0", "\x1b[31mred", "bell\a", "\ud800", ""]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_names(name: str) -> None:
+    with pytest.raises(UserError) as told:
+        files.checked_path(name)
+    assert str(told.value).isprintable() or "\n  " in str(told.value)
+    assert len(str(told.value)) < 500
+    with pytest.raises(UserError):
+        device.load(f"{name}.toml")
+    readers: list[Callable[[Any], object]] = [Plan.load, weights, datasets.load, RunFolder.create]
+    for read in readers:
+        with pytest.raises(UserError):
+            read(name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train", "lenet", "--data", "{}"], ["train", "lenet", "--out", "{}"], ["train", "lenet", "--weights", "{}"],
+     ["train", "{}.py:build"], ["plan", "lenet", "--load", "{}"],
+     ["plan", "lenet", "--device", "{}.toml", "--memory", "1MB"],
+     ["export", "lenet", "--target", "nrf52840", "--out", "{}"], ["export", "lenet", "--target", "{}", "--out", "fw"],
+     ["emulate", "{}"], ["devices", "{}"], ["report", "{}"], ["compare", "{}", "{}"],
+     ["graph", "lenet", "--out", "{}"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_commands(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("n" * 300, "line\nbreak", "/dev/zero"):
+        given = [word.replace("{}", name) for word in words]
+        monkeypatch.setattr("sys.argv", ["edgetrain", *given])
+        begin = time.monotonic()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (1, 2)
+        assert time.monotonic() - begin < LIMIT_S
+        assert "Traceback" not in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# ---- links in folders of ours
+
+STATE = State(1, 0, 0, 10, 2, 0, {}, None, {})
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    net = nn.Linear(2, 2)
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["record.json", ".tmp-record.json", "metrics.jsonl", ".lock", "checkpoints", "plan.json", "samples.bin",
+             "timeline.bin", "memory.json", "config.json", "report.html", "anything"]
+)  # fmt: skip
+@pytest.mark.parametrize("folder_too", [False, True])
+def test_nothing_is_written_through_a_link_in_a_run_folder(name: str, folder_too: bool, tmp_path: Path) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    run.mkdir()
+    if folder_too:
+        victim.mkdir()
+        (victim / "kept").write_bytes(VICTIM)
+    else:
+        victim.write_bytes(VICTIM)
+    (run / name).symlink_to(victim)
+    before = state_of(tmp_path)
+    folder = RunFolder(run)
+    with pytest.raises(UserError, match="symbolic link"):
+        RunFolder.create(run)
+    with pytest.raises(UserError, match="symbolic link"), folder.locked():
+        pass
+    if name == "checkpoints" and folder_too:
+        (victim / "step-00000001").symlink_to(tmp_path)
+        with pytest.raises(UserError, match="symbolic link"):
+            save(run / name, *model_and_optimizer(), STATE)
+        (victim / "step-00000001").unlink()
+    writers: list[Callable[[Path], None]] = [
+        lambda path: write_atomic(path, b"x"), lambda path: files.write_text(path, "x"),
+        lambda path: metrics_file.append(path, {}), lambda path: metrics_file.cut(path, -1),
+    ]  # fmt: skip
+    for write in writers:
+        with pytest.raises(UserError):
+            write(run / name)
+    if name == ".tmp-record.json" and not folder_too:
+        folder.save(new_record(["x"]))  # such a file is one that a killed process left: it is replaced
+        assert victim.read_bytes() == VICTIM
+        return
+    assert state_of(tmp_path) == before
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    every = sorted(folder.rglob("*"))
+    return {str(p): (stat.S_IFMT(p.lstat().st_mode), p.read_bytes() if p.is_file() else b"") for p in every}
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/zero", "."])
+def test_devices_and_folders_are_not_replaced(place: str, tmp_path: Path) -> None:
+    path = Path(place) if place != "." else tmp_path
+    before = path.stat().st_mode
+    with pytest.raises(UserError):
+        write_atomic(path, b"x")
+    with pytest.raises(UserError):
+        files.write_text(path, "x")
+    assert path.stat().st_mode == before
+
+
+def test_links_elsewhere_are_followed_where_one_reads(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    save(RunFolder.create(tmp_path / "link").checkpoints, *model_and_optimizer(), STATE)
+    assert latest(real / "checkpoints")[0] is not None
+
+
+# ---- a project runs what is known, and nothing else
+
+PROJECT: dict[str, Any] = {
+    "edgetrain firmware": 3, "target": "nrf52840", "graph_key": "k", "compiler": "gcc", "emulator": [],
+    "is_board": False,
+    "inputs": [{"name": "x", "shape": [1, 4], "dtype": "float32", "position": 0}], "tensors": [], "gradients": [],
+    "sides": [], "calls": [], "keep_every": 0, "kept_bytes": 0, "arena_bytes": 4, "lasting_bytes": 4,
+}  # fmt: skip
+COMMANDS: list[tuple[str, Any]] = [
+    ("emulator", ["sh", "-c", "touch owned"]), ("emulator", ["./evil"]), ("emulator", ["qemu-arm", "./evil"]),
+    ("emulator", ["qemu-arm", "-cpu", "max", "-plugin", "evil.so"]), ("emulator", ["/tmp/qemu-arm"]),
+    ("emulator", ["qemu-system-arm", "-machine", "virt,dumpdtb=x"]), ("emulator", ["qemu-system-arm", "-machine"]),
+    ("emulator", ["qemu-aarch64", "-L", "/usr/../tmp"]), ("emulator", "qemu-arm"), ("emulator", [[]]),
+    ("emulator", None),
+    ("compiler", "evil-gcc"), ("compiler", "/tmp/gcc"), ("compiler", "gcc; touch owned"), ("compiler", ""),
+    ("compiler", 3),
+    ("target", "../../x"), ("target", "a b"), ("is_board", "yes"), ("arena_bytes", "4"), ("arena_bytes", None),
+    ("inputs", [{"name": "x", "shape": [10**9, 10**9], "dtype": "float32", "position": 0}]),
+    ("inputs", [{"name": "x", "shape": [1] * 100, "dtype": "float32", "position": 0}]), ("inputs", []),
+    ("inputs", [{"name": "x", "shape": [2], "dtype": "object", "position": 0}]), ("calls", [{}]), ("sides", [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), COMMANDS, ids=lambda value: str(value)[:40])
+def test_a_project_that_asks_for_more(key: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project.json").write_text(json.dumps(PROJECT))
+    load_project(tmp_path)
+    (tmp_path / "project.json").write_text(json.dumps({**PROJECT, key: value}))
+    (tmp_path / "Makefile").write_text("build/%:\n\ttouch owned\n")
+    for use in (load_project, build):
+        with pytest.raises(UserError):
+            use(tmp_path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_project_with_a_link_is_not_built(tmp_path: Path) -> None:
+    project, victim = tmp_path / "fw", tmp_path / "victim"
+    project.mkdir()
+    victim.mkdir()
+    (project / "project.json").write_text(json.dumps(PROJECT))
+    (project / "build").symlink_to(victim)
+    with pytest.raises(UserError, match="symbolic link"):
+        build(project)
+    assert not list(victim.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'compiler = "sh"',
+        'emulator = ["sh", "-c", "x"]',
+        'flags = ["-fplugin=evil.so"]',
+        'flags = ["-mcpu=x", "-o/etc/x"]',
+    ],
+)
+def test_a_device_file_that_asks_for_more(line: str, tmp_path: Path) -> None:
+    key = line.split()[0]
+    text = (device.FOLDER / "nrf52840.toml").read_text()
+    lines = [line if row.split(" = ")[0] == key else row for row in text.splitlines()]
+    (tmp_path / "mine.toml").write_text("\n".join(lines))
+    with pytest.raises(UserError):
+        device.load(tmp_path / "mine.toml")
+    assert device.load("nrf52840").firmware is not None

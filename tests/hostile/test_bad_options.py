@@ -1,0 +1,178 @@
+"""Numbers and names that no option can take: one message, exit code 1 or 2, in time, and nothing is written."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import time
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from edgetrain import ranges, zoo
+from edgetrain.cli import app
+from edgetrain.cli.output import in_words_of_commands
+from edgetrain.closest import closest
+from edgetrain.devices import device
+from edgetrain.errors import UserError
+from edgetrain.plan.budget import parse_bytes
+from edgetrain.plan.planning import PLANNERS, check_planner
+from edgetrain.ranges import Range
+from edgetrain.run.trainer import TrainConfig
+
+SEEDS = 1 + int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 1000
+ARGUMENTS = {
+    "train": ["lenet"], "plan": ["lenet"], "profile": ["lenet"], "graph": ["lenet"], "emulate": ["nowhere"],
+    "export": ["lenet", "--target", "nrf52840", "--out", "fw"], "compare": ["a", "b"], "calibrate": [], "demo": [],
+}  # fmt: skip
+NOT_NUMBERS = ["nan", "inf", "abc", "", "1e400", "9" * 5000, "½"]
+LIMIT_S = 5.0  # alone it takes milliseconds
+
+
+def numeric_options() -> Iterator[tuple[str, str, bool]]:
+    """(command, option, is whole) of every option whose annotation is a number, maybe None."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        function = inspect.unwrap(command.callback)
+        for name, hint in typing.get_type_hints(function).items():
+            kinds = set(typing.get_args(hint)) | {hint}
+            if kinds & {int, float}:
+                yield command.name or function.__name__, f"--{name.replace('_', '-')}", int in kinds
+
+
+OPTIONS = list(numeric_options())
+
+
+def refused(command: str, *words: str) -> str:
+    """The one message of a command that is wrong use."""
+    begin = time.monotonic()
+    ended = CliRunner().invoke(app, [command, *ARGUMENTS[command], *words])
+    assert time.monotonic() - begin < LIMIT_S
+    assert ended.exit_code in (1, 2), (words, ended.output, ended.exception)
+    assert ended.exception is None or isinstance(ended.exception, SystemExit | UserError), repr(ended.exception)
+    told = ended.output + (str(ended.exception) if isinstance(ended.exception, UserError) else "")
+    assert "Traceback" not in told
+    assert told.lower().count("error") <= 1, told
+    return told
+
+
+def bad_numbers(whole: bool, seed: str) -> Iterator[str]:
+    drawn = random.Random(seed)
+    yield from drawn.sample(NOT_NUMBERS, 3)
+    yield f"{drawn.randrange(10**24, 10 ** drawn.choice((25, 400)))}"
+    yield f"-{drawn.randrange(1, 10 ** drawn.choice((1, 25, 400)))}"
+    if whole:
+        yield drawn.choice(("1.5", "1e3"))
+
+
+def test_there_are_options_to_try() -> None:
+    names = {(command, option) for command, option, _ in OPTIONS}
+    for known in ("--seed", "--width", "--threads", "--batch", "--epochs", "--checkpoint-every"):
+        assert ("train", known) in names
+    assert len(names) > 40
+
+
+@pytest.mark.parametrize(("command", "option", "whole"), OPTIONS, ids=lambda value: str(value))
+def test_what_is_no_number_in_the_range(
+    command: str, option: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in range(SEEDS):
+        for value in bad_numbers(whole, f"{seed}{command}{option}"):
+            assert option in refused(command, option, value), (option, value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("train", "lenet", "--width", "900"), "memory"), (("graph", "mobilenet_v2", "--width", "700"), "memory"),
+     (("graph", "lenet", "--classes", "99999999", "--width", "500"), "memory"),
+     (("graph", "mobilenet_v2", "--batch", "9999999"), "memory"), (("plan", "lenet", "--batch", "9999999",
+      "--input-size", "3000", "--memory", "1GB"), "memory"), (("profile", "vgg16", "--input-size", "65536", "--batch",
+      "99"), "memory"), (("plan", "lenet", "--memory", "9" * 400 + "GB"), "--memory"),
+     (("plan", "lenet", "--memory", "1GB", "--sweep", "9" * 5000), "--sweep"),
+     (("plan", "lenet", "--memory", "1GB", "--micro-batches", "9" * 5000), "--micro-batches"),
+     (("profile", "lenet", "--cores", "0-99999999999"), "cores"),
+     (("profile", "lenet", "--cores", "9" * 5000), "cores")],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_what_could_never_fit(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin = time.monotonic()
+    ended = CliRunner().invoke(app, list(words))
+    assert time.monotonic() - begin < 4 * LIMIT_S
+    assert ended.exit_code in (1, 2)
+    told = ended.output + str(ended.exception)
+    assert isinstance(ended.exception, SystemExit | UserError), repr(ended.exception)
+    assert said in told
+    assert not list(tmp_path.iterdir())
+
+
+RANGES = [value for value in vars(ranges).values() if isinstance(value, Range)]
+
+
+@pytest.mark.parametrize("allowed", RANGES, ids=str)
+def test_a_range_holds_its_ends_and_no_more(allowed: Range) -> None:
+    inside = [allowed.high, allowed.low + 1] if allowed.above else [allowed.low, allowed.high]
+    assert all(value in allowed for value in inside)
+    outside: list[object] = [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), True, None, "1", [1], 1j]
+    outside += [torch.ones(2), allowed.low - 1] + ([allowed.low] if allowed.above else [])
+    for value in outside:
+        assert value not in allowed
+        with pytest.raises(UserError) as told:
+            ranges.number("it", value, allowed)
+        assert len(str(told.value)) < 600
+
+
+SETTINGS: list[tuple[str, Callable[[Any], object]]] = [
+    *((name, lambda value, name=name: TrainConfig(**{"epochs": 1, "batch": 1, name: value}))
+      for name in ("epochs", "batch", "seed", "warmup_steps", "eval_every", "checkpoint_every_steps", "keep", "lr")),
+    ("width", lambda value: zoo.build("lenet", width=value)),
+    ("classes", lambda value: zoo.build("lenet", classes=value)),
+    ("input_size", lambda value: zoo.build("lenet", input_size=value)),
+    ("batch", lambda value: zoo.get("lenet").example(value)),
+    ("memory", parse_bytes),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "use"), SETTINGS, ids=lambda value: value if isinstance(value, str) else "")
+def test_settings_in_python(name: str, use: Callable[[Any], object]) -> None:
+    values: tuple[Any, ...] = (float("nan"), float("inf"), -1, 10**400, -(10**400), "many", [3], 1e300, {}, b"1")
+    for value in values:
+        with pytest.raises(UserError) as told:
+            use(value)
+        assert len(str(told.value)) < 600
+
+
+@pytest.mark.parametrize("given", ["iphone", "esp32", "x", "", "huawei_honor_8" * 50, "gpu", "device", "\n"])
+def test_nothing_far_is_suggested(given: str) -> None:
+    with pytest.raises(UserError) as told:
+        device.load(given)
+    assert "did you mean" not in str(told.value)
+    assert "rpi4" in str(told.value)
+
+
+@pytest.mark.parametrize("seed", range(3 * SEEDS))
+def test_a_slip_of_the_keyboard_is_understood(seed: int) -> None:
+    drawn = random.Random(seed)
+    for names in (device.names(), tuple(zoo.MODELS), PLANNERS):
+        name = drawn.choice([name for name in names if len(name) > 6])
+        at = drawn.randrange(1, len(name) - 1)
+        assert closest(name[:at] + name[at + 1 :], names) is not None
+        assert closest(name.upper(), names) == name
+    with pytest.raises(UserError, match="did you mean optimal"):
+        check_planner("optmal")
+
+
+def test_errors_of_commands_speak_of_options() -> None:
+    told = in_words_of_commands("accept it with allow_inexact=True, memory=\"300MB\" or planner='fast'; see page_to")
+    assert told == "accept it with --allow-inexact, --memory 300MB or --planner fast; see --page-to"
+    assert in_words_of_commands("there is no folder /data/page_to/x") == "there is no folder /data/page_to/x"
