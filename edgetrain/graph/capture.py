@@ -35,9 +35,10 @@ from edgetrain.graph import cache, foretold, optimizers
 from edgetrain.graph.fingerprint import Walk, settings, surroundings
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
 from edgetrain.graph.lower import Lowered, lower
-from edgetrain.graph.modes import evaluating
+from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.record import Recorder, trace_backward
 from edgetrain.graph.verify import verify
+from edgetrain.native.surely import surely
 
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
@@ -101,13 +102,18 @@ def capture(
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back."""
     example = check_example(example)
+    return surely(lambda: _captured_inference(model, example, use_cache), Surroundings(model).put_back)
+
+
+def _captured_inference(model: nn.Module, example: tuple[Any, ...], use_cache: bool) -> Graph:
     with evaluating(model):
         walk = _walk((model, "model"))
         digest = _digest(walk, "inference", example, ())
         found = cache.find(digest) if digest and use_cache else None
         if found is not None:
             return found
-        graph = _Capture(model, walk, example, "preserve").inference()
+        work = _Capture(model, walk, example, "preserve")
+        graph = surely(work.inference, work.put_back)
     if digest and use_cache:
         cache.keep(digest, graph)
     return graph
@@ -141,7 +147,7 @@ def capture_with_externals(
         if found is not None and _names_of_externals(found) <= set(live):
             return Captured(found, walk, {n: live[n] for n in _names_of_externals(found)}, cached=True)
     work = _Capture(model, walk, example, memory_format)
-    graph = work.training(loss, optimizer, trained, unused, clip_norm)
+    graph = surely(lambda: work.training(loss, optimizer, trained, unused, clip_norm), work.put_back)
     nameless = sorted(set(work.externals) - set(live))
     reason = walk.reason or (f"{nameless[0]} cannot be found again" if nameless else None)
     if digest and use_cache and not reason:
@@ -229,6 +235,15 @@ class _Capture:
         self.names: dict[int, tuple[str, Role]] = {}
         self.sources: dict[int, Source] = {}  # by raw tensor
         self.constants: dict[int, bytes] = {}
+        self.surroundings = Surroundings(model)
+        self.before: list[tuple[Any, Any]] = []  # attributes of the model, each with a copy
+
+    def put_back(self) -> None:
+        """What the model's own code has changed, and we. May be called again where something interrupted it."""
+        self.surroundings.put_back()
+        self.recorder.forget_history()
+        for held, copied in self.before:
+            _put_back(held, copied)
 
     def training(
         self,
@@ -284,7 +299,7 @@ class _Capture:
         """Record; put the model's attributes back; turn whatever goes wrong into an error that names the module."""
         mutable = [vars(m) for m in self.walk.modules.values()]
         mutable += [held for attributes in mutable for held in attributes.values()] + self.walk.containers
-        before = [(held, copy.copy(held)) for held in mutable if type(held) in _PUT_BACK]
+        self.before = [(held, copy.copy(held)) for held in mutable if type(held) in _PUT_BACK]
         try:
             fused = _without_fused_recurrence(self.model)
             with fused, _no_other_randomness(), _empty_autocast_cache(), self.recorder.active():
@@ -295,9 +310,7 @@ class _Capture:
         except Exception as error:
             raise _explain(error, self.recorder.module, type(self.model).__name__) from error
         finally:
-            self.recorder.forget_history()
-            for held, copied in before:
-                _put_back(held, copied)
+            self.put_back()
         if stored:
             raise stored
 

@@ -5,8 +5,7 @@ Names come from graph files, which are not trusted: only torch's own compute ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -151,14 +150,12 @@ def cannot_fail(op: Op) -> bool:
     return op.view or op.kind.split(".")[1] in _TOTAL
 
 
-@contextmanager
-def without_autocast() -> Iterator[None]:
-    """The casts are part of the graph. Called under autocast, kernels would cast again, in regions without it too."""
-    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    for device in enabled:
-        torch.set_autocast_enabled(device, False)
-    try:
-        yield
-    finally:
-        for device in enabled:
-            torch.set_autocast_enabled(device, True)
+def autocast_devices() -> list[str]:
+    """Where kernels cast. The casts are part of a graph: a step that did not turn this off would cast again, in regions
+    without it too."""
+    return [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+
+
+def set_autocast(devices: Sequence[str], enabled: bool) -> None:
+    for device in devices:
+        torch.set_autocast_enabled(device, enabled)

@@ -26,7 +26,7 @@ from edgetrain.graph.accumulate import accumulates_only
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Tensor
 from edgetrain.native import arena
 from edgetrain.native.surely import surely
-from edgetrain.ops import norm, update
+from edgetrain.ops import call, norm, update
 from edgetrain.pagefile import Calls, PageFault
 from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
@@ -145,12 +145,11 @@ class _Attempt:
     over: bool = False
     around: BaseException | None = field(default_factory=sys.exception)  # what the caller is about to handle
     grad: bool = field(default_factory=torch.is_grad_enabled)
-    autocast: list[str] = field(default_factory=lambda: [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)])
+    autocast: list[str] = field(default_factory=call.autocast_devices)
 
     def enter(self) -> None:
         torch._C._set_grad_enabled(False)
-        for device in self.autocast:  # the casts are part of the graph
-            torch.set_autocast_enabled(device, False)
+        call.set_autocast(self.autocast, False)
         if self.watch is not None:
             self.watch.begin()
 
@@ -158,10 +157,8 @@ class _Attempt:
         if self.watch is not None:
             self.watch.end()
         torch._C._set_grad_enabled(self.grad)
-        for device in self.autocast:
-            torch.set_autocast_enabled(device, True)
+        call.set_autocast(self.autocast, True)
         self.over = True
-        self.interrupt.release()
 
     @property
     def error(self) -> BaseException | None:
@@ -421,9 +418,10 @@ class CompiledStep:
 
     def _ended(self, attempt: _Attempt) -> None:
         """All of it has happened, or nothing. May be called again where something interrupted it."""
-        if attempt.over:
-            return
         attempt.interrupt.open = False
+        if attempt.over:
+            attempt.interrupt.release()
+            return
         error = attempt.error
         if error is not None and attempt.keep and attempt.interrupt.holding and not attempt.noted and not attempt.done:
             attempt.torn = isinstance(error, Exception)
@@ -437,6 +435,7 @@ class CompiledStep:
         else:
             self._take_back(attempt, error)
         attempt.leave()
+        attempt.interrupt.release()
 
     def _take_back(self, attempt: _Attempt, error: BaseException | None) -> None:
         self._settle()

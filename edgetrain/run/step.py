@@ -2,7 +2,8 @@
 
 In:  a model, a loss, an optimizer: ordinary PyTorch objects, and they stay so.
 Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and optimizer state hold what plain PyTorch
-     would hold. A call that raises has changed nothing.
+     would hold. A call that raises has changed nothing; one that is interrupted (Ctrl-C) has changed nothing or all,
+     and `Step.count` tells which.
 
 What a graph depends on is looked at before each call: shapes of the batch, training flags, plain attributes of the
 modules and variables of the loss, the structure of the optimizer. When one of them has changed the step captures
@@ -28,8 +29,9 @@ from edgetrain.graph import optimizers
 from edgetrain.graph.capture import Unused, check_example
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.modes import evaluating
+from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.native.malloc import keep_freed_memory
+from edgetrain.native.surely import surely
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.run.adaptive import BudgetWatch, Switch
@@ -116,7 +118,7 @@ class Step:
         self._maker, self._options = maker, maker.options
         self._variants: dict[Any, Variant] = {}
         self._last: CompiledStep | MicroStep | None = None
-        self._steps = 0
+        self._began: tuple[int, CompiledStep | MicroStep, int] | None = None  # see `count`
         self.switches: list[Switch] = []  # of a budget that moves
         self._watch: BudgetWatch | None = None
 
@@ -128,17 +130,32 @@ class Step:
         return self._step(batch, lambda step: step.timed(mark, *batch))
 
     def _step(self, batch: tuple[Any, ...], run: Callable[[CompiledStep | MicroStep], torch.Tensor]) -> torch.Tensor:
-        result = self._try(batch, run)
+        def counted(step: CompiledStep | MicroStep) -> torch.Tensor:
+            self._began = self.count, step, step.completed
+            return run(step)
+
+        result = self._try(batch, counted)
         self._note_falls()
-        self._steps += 1
         if self._options.keep_memory:
             keep_freed_memory()
         return result
 
+    @property
+    def count(self) -> int:
+        """How many steps have happened. After one that was interrupted it tells whether that one has."""
+        if self._began is None:
+            return 0
+        before, step, completed = self._began
+        return before + step.completed - completed
+
     def evaluate(self, *batch: Any) -> torch.Tensor:
         """The loss in evaluation mode, as plain PyTorch computes it; nothing is changed."""
-        with evaluating(self._model), torch.no_grad():
-            return self._loss(self._model, *batch)
+
+        def work() -> torch.Tensor:
+            with evaluating(self._model), torch.no_grad():
+                return self._loss(self._model, *batch)
+
+        return surely(work, Surroundings(self._model, random=False).put_back)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name; nothing is changed."""
@@ -261,12 +278,12 @@ class Step:
         variant.used = chosen
         peak_bytes, end = step.plan.peak_bytes, time.perf_counter()
         self.switches.append(
-            Switch(self._steps, budget, peak_bytes, in_step, middle - begin, max(0, peak_bytes - budget), end - middle)
+            Switch(self.count, budget, peak_bytes, in_step, middle - begin, max(0, peak_bytes - budget), end - middle)
         )
 
     def _note_falls(self) -> None:
         for fall in [] if self._last is None else self._last.falls:
-            self.switches.append(fall.switch(self._steps))
+            self.switches.append(fall.switch(self.count - 1))
             if fall.failed is not None:
                 warnings.warn(
                     f"the budget fell to {show_bytes(fall.budget_bytes)} in the middle of a step, and the rest of it "
