@@ -59,8 +59,8 @@ class Surroundings:
     `put_back` may be called again where something interrupted it.
     """
 
-    def __init__(self, model: nn.Module, *, random: bool = True) -> None:
-        self._flags = [(module, module.training) for module in model.modules()]
+    def __init__(self, model: nn.Module | None = None, *, random: bool = True) -> None:
+        self._flags = [(module, module.training) for module in model.modules()] if model is not None else []
         self._random = _generators() if random else None
         self._set = torch.is_grad_enabled(), torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
         self._nnpack, self._lifts = torch._C._get_nnpack_enabled(), torch._C._only_lift_cpu_tensors()

@@ -5,7 +5,8 @@ Names come from graph files, which are not trusted: only torch's own compute ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -159,3 +160,14 @@ def autocast_devices() -> list[str]:
 def set_autocast(devices: Sequence[str], enabled: bool) -> None:
     for device in devices:
         torch.set_autocast_enabled(device, enabled)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Called under autocast, kernels cast as the graph says."""
+    devices = autocast_devices()
+    set_autocast(devices, False)
+    try:
+        yield
+    finally:
+        set_autocast(devices, True)
