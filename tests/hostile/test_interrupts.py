@@ -16,7 +16,9 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,14 +29,18 @@ from typing import Any
 import pytest
 import torch
 from marks import PLANNED_STEPS
+from paged import paged_plan, random_gaps, with_store
 from plain import OptimizerMaker, differing, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import edgetrain as et
+from edgetrain.costs.measured import measure_costs
 from edgetrain.native import arena
+from edgetrain.plan.problem import problem
 from edgetrain.run import adaptive
+from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.step import Step
 
 pytestmark = PLANNED_STEPS
@@ -101,8 +107,11 @@ class At:
 
 @contextmanager
 def raising_handlers() -> Iterator[None]:
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        raise Stop
+    def handler(_number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(OURS):
+                raise Stop
+            frame = frame.f_back  # what comes late comes into the test itself
 
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
@@ -177,6 +186,7 @@ class Kind:
     part: float | None = None  # of what keeping all takes, as a budget
     moves: bool = False
     updates: Any = None
+    pages: bool = False
 
 
 KINDS = (
@@ -194,6 +204,8 @@ KINDS = (
     Kind("moving adam checked", adam, options=(("check_finite", True),), moves=True),
     Kind("guarded", adam, updates="guarded"),
     Kind("together", updates="together"),
+    Kind("paged early", updates="early", pages=True),
+    Kind("paged together", adam, updates="together", pages=True),
 )
 
 
@@ -217,6 +229,8 @@ class Subject:
         ours, kind = self.ours, self.kind
         if kind.updates is not None:
             graph = et.capture(ours.model, ours.loss, ours.optimizer, self.batch)
+            if kind.pages:
+                return self._paged(graph)
             return et.compile(graph, et.keep_all(graph, updates=kind.updates), ours.model, ours.optimizer)
         options = dict(kind.options)
         if kind.part is not None:
@@ -225,6 +239,18 @@ class Subject:
         if kind.moves:
             options["memory"] = self.budget
         return et.prepare(ours.model, ours.loss, ours.optimizer, self.batch, **options)
+
+    def _paged(self, graph: et.Graph) -> CompiledStep:
+        costs = with_store(measure_costs(graph, rounds=1))
+        plan = paged_plan(
+            problem(graph, costs, self.kind.updates),
+            random_gaps(problem(graph, costs, self.kind.updates), random.Random(4), 0.5),
+        )
+        assert plan.paged
+        self.folder = tempfile.TemporaryDirectory()
+        return CompiledStep(
+            graph, plan, self.ours.model, self.ours.optimizer, {}, costs=costs, page_to=self.folder.name
+        )
 
     @property
     def count(self) -> int:
@@ -387,3 +413,77 @@ def test_prepare_interrupted_at_any_line(kind: Kind) -> None:
     subject.back()
     subject.step(*subject.batch)
     assert subject.count == 1, reference
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in KINDS if k.name in ("early", "check_finite", "micro-batches", "moving")],
+    ids=lambda kind: kind.name,
+)
+def test_signals_from_outside_at_any_moment(kind: Kind) -> None:
+    """Ctrl-C, once or hammered, at random moments of a step."""
+    draw, subject = random.Random(kind.name), Subject(kind)
+    if kind.moves:
+        subject.fall()
+    subject.back()
+    began = time.perf_counter()
+    subject.step(*subject.batch)
+    took, after, around = time.perf_counter() - began, subject.look(), surroundings()
+    switched = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for trial in range(PLACES):
+            subject.back()
+            moments = [draw.random() * took for _ in range(1 + trial % 4)]
+
+            def send(moments: list[float] = moments) -> None:
+                for moment in moments:
+                    time.sleep(moment / len(moments))
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            count, sender = subject.count, threading.Thread(target=send)
+            with raising_handlers():
+                try:
+                    sender.start()
+                    subject.step(*subject.batch)
+                except Stop:
+                    pass
+                sender.join()
+                time.sleep(0.001)
+            require_one_of(subject, [subject.before, after], subject.count - count, f"{trial}: {moments}")
+            assert surroundings() == around
+    finally:
+        sys.setswitchinterval(switched)
+    subject.back()
+    subject.step(*subject.batch)
+    require_one_of(subject, [subject.before, after], 1, "the step after")
+
+
+@pytest.mark.parametrize("name", ["early", "guarded", "micro-batches"])
+def test_a_step_in_another_thread_that_is_sent_an_exception(name: str) -> None:
+    """The steps of this one, in turn with them, do not notice."""
+    kind = next(kind for kind in KINDS if kind.name == name)
+    draw, theirs, mine = random.Random(name), Subject(kind), Subject(KINDS[0])
+    theirs.back()
+    theirs.step(*theirs.batch)
+    after = theirs.look()
+    for _ in range(max(3, PLACES // 3)):
+        theirs.back()
+        count = theirs.count
+
+        def work() -> None:
+            with suppress(Stop):
+                theirs.step(*theirs.batch)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(draw.random() * 0.01)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stop))
+        thread.join(30)
+        assert not thread.is_alive()
+        require_one_of(theirs, [theirs.before, after], theirs.count - count, "another thread")
+        mine.back()
+        mine.step(*mine.batch)
+    theirs.back()
+    theirs.step(*theirs.batch)
+    require_one_of(theirs, [theirs.before, after], 1, "the step after")
