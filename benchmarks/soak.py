@@ -30,6 +30,8 @@ TESTS = (
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
     "tests/firmware/test_firmware_random_nets.py",
+    "tests/hostile/test_interrupts.py",
+    "tests/hostile/test_restarts.py",
 )
 KEPT = ROOT / "benchmarks/results/soak.json"
 

@@ -157,7 +157,7 @@ def results(error: BaseException) -> tuple[Tensor, Tensor | None, Tensor | None]
     """Those of the `backward` in which the error came, whose frame still has them."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is backward.__code__ and "run" in frame.f_locals:
-            return tuple(frame.f_locals[name] for name in ("dx", "dweight", "dbias"))  # type: ignore[return-value]
+            return tuple(frame.f_locals[name] for name in ("dx", "dweight", "dbias"))
     return None
 
 

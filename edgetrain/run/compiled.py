@@ -42,6 +42,7 @@ from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
 
 A_TRANSFER = "a transfer failed"
+_ATTEMPT = 6  # where it is among what a program is given: there it is what holds signals back
 
 
 def compile_step(
@@ -153,12 +154,17 @@ class _Attempt:
         if self.watch is not None:
             self.watch.begin()
 
+    def hold(self) -> None:
+        """From here on the step cannot be taken back: called by the program before the first update."""
+        self.interrupt.hold()
+
     def leave(self) -> None:
         if self.watch is not None:
             self.watch.end()
         torch._C._set_grad_enabled(self.grad)
         call.set_autocast(self.autocast, True)
         self.over = True
+        self.given = ()  # which has this attempt in it, and tensors of the step
 
     @property
     def error(self) -> BaseException | None:
@@ -405,11 +411,11 @@ class CompiledStep:
             self._binding.note_updated(program.updates, attempt.undo)  # such a plan makes no copies of its own for them
             attempt.noted = True
         attempt.enter()
-        attempt.given = (inputs, held, states, given, fresh, attempt.undo, attempt.interrupt, look)
+        attempt.given = (inputs, held, states, given, fresh, attempt.undo, attempt, look)
         self.falls = []
         if self._pages is not None:
             self._pages.failed = False
-        result = self._run(attempt)
+        result = self._run(program, attempt.given)
         if attempt.watch is not None and memory is not None:
             attempt.watch.end()
             memory.learn(attempt.watch.recording)
@@ -455,7 +461,7 @@ class CompiledStep:
             memory = self._arena_of(attempt.program)
             if memory is not None:
                 memory.disturbed = True
-            self._run(attempt)
+            self._run(attempt.now.program, attempt.given)
         attempt.done = True
 
     def _from_there(self, now: _Now, where: Stopped, error: BaseException) -> _Now:
@@ -483,15 +489,16 @@ class CompiledStep:
         if self._pages is not None:
             self._pages.settle()
 
-    def _run(self, attempt: _Attempt) -> Any:
+    def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
+        attempt: _Attempt = given[_ATTEMPT]
         while True:
             now = attempt.now
             if self._watch is not None and now.program.watched:
                 self._watch.follow(now.needs, partial(self._with_less, now.plan, now.program), met=now.met)
             try:
                 attempt.interrupt.open = True
-                return now.program.run(*attempt.given, self._pages, self._watch, now.rest)
+                return now.program.run(*given, self._pages, self._watch, now.rest)
             except PageFault as fault:
                 attempt.now = self._without_store(now, fault)
                 self._give_back(attempt.program)

@@ -503,7 +503,8 @@ def _computed(graph: Graph, check: Check, given: Batch) -> torch.Tensor:
             op = graph.ops[number]
             made = call.resolve(op.kind)(*(real(a) for a in op.args), **{k: real(v) for k, v in op.kwargs})
             values.update(zip(op.creates, made if isinstance(made, tuple | list) else (made,), strict=False))
-        return values[check.tensor]
+        found: torch.Tensor = values[check.tensor]
+        return found
 
     devices = call.autocast_devices()
     return surely(compute, lambda: call.set_autocast(devices, True))
