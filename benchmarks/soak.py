@@ -33,6 +33,8 @@ TESTS = (
     "tests/hostile/test_bad_options.py",
     "tests/hostile/test_bad_files.py",
     "tests/hostile/test_bad_objects.py",
+    "tests/hostile/test_interrupts.py",
+    "tests/hostile/test_restarts.py",
 )
 KEPT = ROOT / "benchmarks/results/soak.json"
 

@@ -6,7 +6,7 @@ import dataclasses
 import json as json_text
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,7 +95,7 @@ def train(
     one_of(("cpu", "cuda"), on, "--on")
     one_of(("constant", "cosine", "step"), schedule, "--schedule")
     parts = number_of_micro_batches(micro_batches)
-    resume = resume and _can_resume(out)
+    asked, resume = resume, resume and _can_resume(out)
     if threads is not None:
         torch.set_num_threads(threads)
     config = TrainConfig(
@@ -114,7 +114,9 @@ def train(
     folder = RunFolder(out or default_path("train"))
     try:
         with removed_if_interrupted(folder.path):
-            _open(folder, given, resume)
+            RunFolder.create(folder.path, begun=True)
+            with folder.locked():
+                _take(folder, given, resume, asked)
             result = _run(
                 folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
                 memory=memory, process_memory=process_memory, planner=planner, page_to=page_to, resume=resume,
@@ -128,11 +130,13 @@ def train(
 def _can_resume(out: Path | None) -> bool:
     """Whether there is a checkpoint. A run that ended before its first one starts again; no run at all is a mistake."""
     if out is None:
+        newest = max(Path("runs").glob("train-*"), key=lambda path: path.name, default=None)
         raise UserError(
-            "--resume needs the run folder", next_step="add --out DIR with the folder of the run to continue"
+            "--resume needs the run folder",
+            next_step=f"add --out DIR with the folder of the run to continue{f', such as {newest}' if newest else ''}",
         )
     folder = RunFolder(out)
-    if not folder.record_file.exists():
+    if not folder.record_file.exists() and not folder.is_begun:
         raise UserError(
             f"there is no run to resume in {out}",
             next_step="check the folder after --out, or leave --resume out to start a new run there",
@@ -141,6 +145,8 @@ def _can_resume(out: Path | None) -> bool:
     if found is None and not refused:
         notes.print(f"no checkpoint to resume from in {out} yet: starting from the beginning", soft_wrap=True)
         return False
+    if not folder.record_file.exists():
+        notes.print(f"the record of the run in {out} is missing: resuming from its newest checkpoint", soft_wrap=True)
     return True
 
 
@@ -157,14 +163,14 @@ def _optimizer(net: nn.Module, name: str, lr: float, momentum: float, weight_dec
     return OPTIMIZERS[name](parameters, lr=lr, weight_decay=weight_decay)  # type: ignore[no-any-return]
 
 
-def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
-    """Make the folder and write the settings there, unless it holds another run."""
-    RunFolder.create(folder.path)
+def _take(folder: RunFolder, given: dict[str, Any], resume: bool, asked: bool) -> None:
+    """Write the settings into the folder, unless it holds another run. asked: to resume, if there is anything."""
     file = folder.path / "config.json"
     if not resume:
         refuse_old_work(folder)
-    elif file.exists():
-        before = read_json(file).values
+        if file.exists() and not asked:
+            notes.print(f"the run in {folder.path} has no checkpoint: starting from the beginning", soft_wrap=True)
+    elif (before := _settings(file)) is not None:
         for key in _SAME:
             if before.get(key) != given[key]:
                 raise UserError(
@@ -175,6 +181,15 @@ def _open(folder: RunFolder, given: dict[str, Any], resume: bool) -> None:
                 )
     given["out"] = str(folder.path)
     write_atomic(file, json_text.dumps(given, indent=2).encode())
+
+
+def _settings(file: Path) -> Mapping[str, object] | None:
+    """Those of the run so far; None where they cannot be known any more."""
+    try:
+        return read_json(file).values
+    except UserError as error:
+        notes.print(f"the settings of the run so far are not known, those of this command hold: {error.what}")
+        return None
 
 
 def _run(

@@ -31,8 +31,10 @@ from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
+from edgetrain.graph.modes import Surroundings
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena, malloc, reports
+from edgetrain.native.surely import surely
 from edgetrain.ops.call import without_autocast
 from edgetrain.ops.update import overwrites_gradient
 
@@ -161,15 +163,13 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
 def _here(
     graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
 ) -> dict[str, Run]:
-    before = torch.get_rng_state()
-    before_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    try:
-        return measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes)
-    finally:
-        torch.set_rng_state(before)
-        if before_cuda:
-            torch.cuda.set_rng_state_all(before_cuda)
+    surroundings = Surroundings()
+
+    def end() -> None:
+        surroundings.put_back()
         arena.trim(0)
+
+    return surely(lambda: measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes), end)
 
 
 def _in_child(

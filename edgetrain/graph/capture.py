@@ -36,8 +36,8 @@ from edgetrain.errors import EdgetrainError, InternalError, UserError
 from edgetrain.graph import batches, foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
 from edgetrain.graph.lower import Lowered, lower
-from edgetrain.graph.modes import evaluating
-from edgetrain.graph.observe import Observed, observed
+from edgetrain.graph.modes import Surroundings, evaluating
+from edgetrain.graph.observe import Observed, observed, stop_observing
 from edgetrain.graph.reach import Reach
 from edgetrain.graph.record import Like, Recorder, trace_backward
 from edgetrain.graph.restore import Before
@@ -45,6 +45,7 @@ from edgetrain.graph.signature import Signature, first_difference, signature_of
 from edgetrain.graph.steady import record_twice, refuse_calls
 from edgetrain.graph.verify import verify
 from edgetrain.graph.watch import Watch
+from edgetrain.native.surely import surely
 
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
@@ -118,11 +119,14 @@ def capture(
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back. use_cache: as in `capture`."""
     example = check_example(example)
+    return surely(lambda: _captured_inference(model, example), Surroundings(model).put_back)
+
+
+def _captured_inference(model: nn.Module, example: tuple[Any, ...]) -> Graph:
     with evaluating(model):
         reach = _reach((model, "model"))
-        before = [Before(reach)]
         works = [_Capture(model, reach, example, "preserve") for _ in range(2)]
-        record_twice(works, _Capture.record_inference, before)
+        _recorded(works, _Capture.record_inference, [Before(reach)])
         return works[0].inference()
 
 
@@ -152,15 +156,10 @@ def capture_with_externals(
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
 
     def record(times: int) -> tuple[list[_Capture], Observed]:
-        reach, of_optimizer = (
-            _reach(*roots),
-            _reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")),
-        )
+        reach = _reach(*roots)
+        before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
         works = [_Capture(model, reach, likes, memory_format) for _ in range(times)]
-        seen = record_twice(
-            works, lambda work: work.record_training(loss, trained, clip_norm), [Before(reach), Before(of_optimizer)]
-        )
-        return works, seen
+        return works, _recorded(works, lambda work: work.record_training(loss, trained, clip_norm), before)
 
     def here() -> _Result:
         (work, _), seen = record(2)
@@ -189,6 +188,21 @@ def check_example(example: object) -> tuple[Any, ...]:
     for position, item in enumerate(example):
         batches.check_item(position, item)
     return tuple(example)
+
+
+def _recorded(works: list[_Capture], record: Callable[[_Capture], None], before: list[Before]) -> Observed:
+    """Record each, and restore what code of the user's and ours has changed, whatever ends the recording."""
+    surroundings = Surroundings(works[0].model)
+
+    def end() -> None:
+        stop_observing()
+        surroundings.put_back()
+        for work in works:
+            work.recorder.forget_history()
+        for state in before:
+            state.restore()
+
+    return surely(lambda: record_twice(works, record, before), end)
 
 
 @dataclass(frozen=True)

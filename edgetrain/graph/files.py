@@ -84,6 +84,11 @@ def _reads(_path: object, mode: str | None, flags: int) -> bool:
     return flags & (os.O_WRONLY | os.O_RDWR) == 0
 
 
+def stop_noting() -> None:
+    """Where the end of a block was interrupted."""
+    _hook.collecting = None
+
+
 @contextmanager
 def opened() -> Iterator[Opened]:
     """What is opened within the block."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from edgetrain.graph.files import Opened, Stamp, moves, opened
+from edgetrain.graph.files import Opened, Stamp, moves, opened, stop_noting
 from edgetrain.graph.installed import installed
 
 _OWN = str(Path(__file__).parent)
@@ -190,6 +190,13 @@ def observed() -> Iterator[Observed]:
             if profile.seen.complete:
                 sys.setprofile(None)
             profile.seen.note_files(files)
+
+
+def stop_observing() -> None:
+    """Where the end of a block was interrupted."""
+    stop_noting()
+    if isinstance(sys.getprofile(), _Profile):
+        sys.setprofile(None)
 
 
 class paused:  # noqa: N801 — a context manager, entered once for each kernel call: a class takes a third of the time

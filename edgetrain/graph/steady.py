@@ -1,9 +1,9 @@
 """A step is captured twice: what moves by itself between the two would be frozen in the graph, and is refused.
 
 In:  the work of two captures, and what their code may have changed (`Before`).
-Out: what ran. Attributes, generators and gradients are as they were before. A UserError where the two recordings
-     differ, or where code did what a captured step does not do again: seed a generator, draw numbers elsewhere than
-     from torch's default generator, go on with an iterator, read a clock, call backward().
+Out: what ran. A UserError where the two recordings differ, or where code did what a captured step does not do again:
+     seed a generator, draw numbers elsewhere than from torch's default generator, go on with an iterator, read a
+     clock, call backward().
 
 The second capture starts from what the first left behind, so that a counter in `forward` shows.
 """
@@ -39,36 +39,32 @@ W = TypeVar("W", bound=Work)
 
 
 def record_twice(works: Sequence[W], record: Callable[[W], None], before: Sequence[Before]) -> Observed:
-    """Record each of `works` in turn, compare the recordings, and restore what their code has changed."""
+    """Record each of `works` in turn and compare the recordings; what has moved is for the caller to restore."""
     seen, used = Observed(), set[str]()
-    try:
-        with _nothing_set(), _no_other_randomness():
-            for number, work in enumerate(works):
-                try:
-                    record(work)
-                except UserError as error:
-                    raise _once_only(error, before) if number else error from error.__cause__
-                seen.merge(work.seen)
-                for state in before:
-                    state.clear_caches()
-                if number == 0:
-                    used = watch_numbers([place for state in before for place in state.places()])
-        decides_by = sorted(used)
-        refuse_calls(seen)
-        for state in before:
-            _refuse_moves(state)
-        for work in works[1:]:
-            if difference := first_difference(works[0].signature, work.signature):
-                raise _unsteady(difference, before)
-        if decides_by:
-            raise UserError(
-                f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step "
-                "would not change it",
-                next_step=_STATE,
-            )
-    finally:
-        for state in before:
-            state.restore()
+    with _nothing_set(), _no_other_randomness():
+        for number, work in enumerate(works):
+            try:
+                record(work)
+            except UserError as error:
+                raise _once_only(error, before) if number else error from error.__cause__
+            seen.merge(work.seen)
+            for state in before:
+                state.clear_caches()
+            if number == 0:
+                used = watch_numbers([place for state in before for place in state.places()])
+    decides_by = sorted(used)
+    refuse_calls(seen)
+    for state in before:
+        _refuse_moves(state)
+    for work in works[1:]:
+        if difference := first_difference(works[0].signature, work.signature):
+            raise _unsteady(difference, before)
+    if decides_by:
+        raise UserError(
+            f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step "
+            "would not change it",
+            next_step=_STATE,
+        )
     return seen
 
 

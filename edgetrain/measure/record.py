@@ -163,14 +163,17 @@ class RunFolder:
     path: Path
 
     @staticmethod
-    def create(path: Path | str) -> RunFolder:
-        """Make the folder, or take an empty one or one that is a run folder already; refuse any other."""
+    def create(path: Path | str, *, begun: bool = False) -> RunFolder:
+        """Make the folder, or take an empty one or one that is a run folder already; refuse any other.
+
+        begun: take one too in which a training run was killed before it had a record.
+        """
         folder = RunFolder(files.checked_path(path, "folder"))
         folder.refuse_links()
         with explained(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             foreign = [entry.name for entry in folder.path.iterdir() if not _ours(entry.name)]
-        if foreign and not folder.record_file.exists():
+        if foreign and not folder.record_file.exists() and not (begun and folder.is_begun):
             raise UserError(
                 f"{folder.path} is not a run folder and is not empty.",
                 expected="a new or empty folder, or one with a record.json",
@@ -195,6 +198,16 @@ class RunFolder:
         """Nothing of a run is written through a link that lies in its folder."""
         for folder in (self.path, self.checkpoints):
             files.refuse_links(folder)
+
+    @property
+    def is_begun(self) -> bool:
+        """There is a folder, and nothing in it but what a training run writes; perhaps nothing at all."""
+        with contextlib.suppress(OSError, UserError):
+            names = {entry.name for entry in self.path.iterdir()}
+            config = self.path / "config.json"
+            ours = config.name not in names or not config.stat().st_size or "model" in read_json(config).values
+            return ours and all(name in _BARE | {self.checkpoints.name} or _ours(name) for name in names)
+        return False
 
     def save(self, record: Record) -> None:
         """Write the record: after a crash the file holds the old record or this one, never a part."""

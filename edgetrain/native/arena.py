@@ -13,8 +13,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgetrain.errors import InternalError
@@ -105,33 +104,60 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-@contextmanager
-def recorded() -> Iterator[Recording]:
-    """Write down what this thread asks for in the block."""
-    yield from _watch(None, from_arena=False)
+class Watch:
+    """What this thread asks for from `begin` to `end`, written down; with a program or `from_arena`, served from there.
+
+    `end` may be called at any time and again, where something interrupted `begin` or `end` itself.
+    """
+
+    def __init__(self, program: Program | None = None, *, from_arena: bool = False) -> None:
+        self.recording = Recording()
+        self._program, self._from_arena = program, from_arena
+        self._begun = False
+
+    def begin(self) -> None:
+        library, program = _library(), self._program
+        if _is_mine():
+            raise InternalError("a step began within another")
+        self._begun = True  # from before it is: Ctrl-C may come as soon as it has
+        _turn.acquire()
+        if library.et_started():  # by somebody who has not the turn any more
+            library.et_stop((ctypes.c_int64 * 5)())
+        entries = None if program is None else ctypes.addressof(program._entries)
+        library.et_start(entries, 0 if program is None else len(program), self._from_arena)
+
+    def end(self) -> None:
+        if self._begun:
+            _end(self.recording)
+            self._begun = False
+
+    def __enter__(self) -> Recording:
+        try:
+            self.begin()
+        except BaseException:
+            self.end()
+            raise
+        return self.recording
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end()
+        except BaseException:
+            self.end()
+            raise
 
 
-@contextmanager
-def served(program: Program | None) -> Iterator[Recording]:
-    """Serve what this thread asks for in the block from the arena, by the program as far as it goes."""
-    yield from _watch(program, from_arena=True)
+def _is_mine() -> bool:
+    """This thread has the turn."""
+    return bool(_turn._is_owned())  # type: ignore[attr-defined]
 
 
-def _watch(program: Program | None, *, from_arena: bool) -> Iterator[Recording]:
-    with _turn:
-        yield from _watch_alone(program, from_arena=from_arena)
-
-
-def _watch_alone(program: Program | None, *, from_arena: bool) -> Iterator[Recording]:
+def _end(recording: Recording) -> None:
+    """Of whatever this thread watches; nothing where it watches nothing."""
+    if not _is_mine():
+        return
     library = _library()
-    entries = None if program is None else ctypes.addressof(program._entries)
-    recording = Recording()
     if library.et_started():
-        raise InternalError("a step began within another")
-    try:  # from before it starts: Ctrl-C may come as soon as it has
-        library.et_start(entries, 0 if program is None else len(program), from_arena)
-        yield recording
-    finally:
         counts = (ctypes.c_int64 * 5)()
         n_events = library.et_stop(counts)
         events = (ctypes.c_int64 * n_events)()
@@ -139,6 +165,28 @@ def _watch_alone(program: Program | None, *, from_arena: bool) -> Iterator[Recor
         recording.events = tuple(events)
         recording.improvised, recording.unused, recording.most_bytes, recording.held_bytes = counts[:4]
         recording.height_bytes = counts[4]
+    while _is_mine():
+        _turn.release()
+
+
+def watching() -> bool:
+    """Something of this thread is being watched."""
+    return _is_mine()
+
+
+def end_watch() -> None:
+    """For whoever began nothing himself: end what was left behind by something that was interrupted."""
+    _end(Recording())
+
+
+def recorded() -> Watch:
+    """Write down what this thread asks for in the block."""
+    return Watch()
+
+
+def served(program: Program | None) -> Watch:
+    """Serve what this thread asks for in the block from the arena, by the program as far as it goes."""
+    return Watch(program, from_arena=True)
 
 
 def resident_bytes() -> int:

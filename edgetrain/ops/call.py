@@ -5,7 +5,7 @@ Names come from graph files, which are not trusted: only torch's own compute ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,14 +151,23 @@ def cannot_fail(op: Op) -> bool:
     return op.view or op.kind.split(".")[1] in _TOTAL
 
 
+def autocast_devices() -> list[str]:
+    """Where kernels cast. The casts are part of a graph: a step that did not turn this off would cast again, in regions
+    without it too."""
+    return [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+
+
+def set_autocast(devices: Sequence[str], enabled: bool) -> None:
+    for device in devices:
+        torch.set_autocast_enabled(device, enabled)
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """The casts are part of the graph. Called under autocast, kernels would cast again, in regions without it too."""
-    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    for device in enabled:
-        torch.set_autocast_enabled(device, False)
+    """Called under autocast, kernels cast as the graph says."""
+    devices = autocast_devices()
+    set_autocast(devices, False)
     try:
         yield
     finally:
-        for device in enabled:
-            torch.set_autocast_enabled(device, True)
+        set_autocast(devices, True)

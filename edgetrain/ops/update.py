@@ -6,7 +6,8 @@ Out: nothing; parameter and state hold bitwise what plain PyTorch would hold on 
      tensors at once and rounds otherwise.)
 
 `scratch` says that nobody reads the gradient afterwards, so that it may be overwritten. `undo`, where it is given, is
-told of each tensor before it changes.
+told of each tensor before it changes. What changes a parameter and its state is called at once: whatever interrupts an
+update, it has happened whole or not at all, and the version of the parameter tells which.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -22,6 +24,7 @@ from edgetrain.errors import UserError
 from edgetrain.graph import optimizers
 from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import Graph
+from edgetrain.native.surely import at_once
 from edgetrain.ranges import Range, shown
 
 State = MutableMapping[str, Any]
@@ -143,25 +146,31 @@ def sgd(
     """`fresh`: the momentum buffer was made just now; the first step sets it to the gradient."""
     if undo is not None:
         undo.note(p)
-    if given.maximize:
-        g = g.neg_() if scratch else g.neg()
-        scratch = True
-    if given.weight_decay != 0:
-        g = g.add_(p, alpha=given.weight_decay) if scratch else g.add(p, alpha=given.weight_decay)
-        scratch = True
+    calls: list[Callable[[], object]] = []
+    if given.maximize and scratch:
+        calls.append(g.neg_)
+    elif given.maximize:
+        g, scratch = g.neg(), True
+    if given.weight_decay != 0 and scratch:
+        calls.append(partial(g.add_, p, alpha=given.weight_decay))
+    elif given.weight_decay != 0:
+        g, scratch = g.add(p, alpha=given.weight_decay), True
     if given.momentum != 0:
         buffer = state["momentum_buffer"]
         if undo is not None:
             undo.note(buffer)
         if fresh:
-            buffer.copy_(g)
+            calls.append(partial(buffer.copy_, g))
         else:
-            buffer.mul_(given.momentum).add_(g, alpha=1 - given.dampening)
+            calls += [partial(buffer.mul_, given.momentum), partial(buffer.add_, g, alpha=1 - given.dampening)]
         if given.nesterov:
-            g = g.add_(buffer, alpha=given.momentum) if scratch else g.add(buffer, alpha=given.momentum)
+            room = g if scratch else torch.empty_like(g)
+            calls.append(partial(torch.add, g, buffer, alpha=given.momentum, out=room))
+            g = room
         else:
             g = buffer
-    p.add_(g, alpha=-given.lr)
+    calls.append(partial(p.add_, g, alpha=-given.lr))
+    at_once(calls)
 
 
 def adam(
@@ -171,24 +180,34 @@ def adam(
         for tensor in (p, state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq"), state["step"]):
             if tensor is not None:
                 undo.note(tensor)
-    state["step"] += 1
-    count = float(state["step"])
-    if given.maximize:
-        g = g.neg_() if scratch else g.neg()
-        scratch = True
+    step, average, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
+    count = float(step) + 1
+    counted = partial(step.add_, 1) if isinstance(step, torch.Tensor) else partial(state.__setitem__, "step", step + 1)
+    calls: list[Callable[[], object]] = [counted]
+    if given.maximize and scratch:
+        calls.append(g.neg_)
+    elif given.maximize:
+        g, scratch = g.neg(), True
     if given.weight_decay != 0 and given.decoupled:
-        p.mul_(1 - given.lr * given.weight_decay)
+        calls.append(partial(p.mul_, 1 - given.lr * given.weight_decay))
+    elif given.weight_decay != 0 and scratch:
+        calls.append(partial(g.add_, p, alpha=given.weight_decay))
     elif given.weight_decay != 0:
-        g = g.add_(p, alpha=given.weight_decay) if scratch else g.add(p, alpha=given.weight_decay)
-        scratch = True
-    square = state["exp_avg_sq"]
-    state["exp_avg"].lerp_(g, 1 - given.beta1)
-    square.mul_(given.beta2).addcmul_(g, g, value=1 - given.beta2)
+        g, scratch = g.add(p, alpha=given.weight_decay), True
+    calls.append(partial(average.lerp_, g, 1 - given.beta1))
+    calls += [partial(square.mul_, given.beta2), partial(square.addcmul_, g, g, value=1 - given.beta2)]
     if given.amsgrad:
-        square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
-    root = torch.sqrt(square, out=g) if scratch else square.sqrt()
-    size = root.div_((1 - given.beta2**count) ** 0.5).add_(given.eps)
-    p.addcdiv_(state["exp_avg"], size, value=-(given.lr / (1 - given.beta1**count)))
+        largest = state["max_exp_avg_sq"]
+        calls.append(partial(torch.maximum, largest, square, out=largest))
+        square = largest
+    root = g if scratch else torch.empty_like(square)
+    calls += [
+        partial(torch.sqrt, square, out=root),
+        partial(root.div_, (1 - given.beta2**count) ** 0.5),
+        partial(root.add_, given.eps),
+        partial(p.addcdiv_, average, root, value=-(given.lr / (1 - given.beta1**count))),
+    ]
+    at_once(calls)
 
 
 def overwrites_gradient(graph: Graph) -> set[int]:

@@ -28,11 +28,13 @@ class StepArena:
         self.last = arena.Recording()
         self.disturbed = False  # this run does something that the next one will not
 
-    @contextmanager
-    def serve(self) -> Iterator[None]:
+    def watch(self) -> arena.Watch:
+        """For the next run; `learn` from it when it is over."""
         self.disturbed = False  # it may still say so of a run that failed
-        with arena.served(self._program) as recording:
-            yield
+        return arena.served(self._program)
+
+    def learn(self, recording: arena.Recording) -> None:
+        """From a run that did not fail: another layout, where it asked for something else."""
         self.last = recording
         if self.disturbed:
             arena.trim(self.height_bytes)

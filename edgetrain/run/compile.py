@@ -58,6 +58,9 @@ from edgetrain.run.adaptive import BudgetFell
 # What a timed program tells beside places in the schedule: it waits for storage s; the next micro-batch begins.
 WAITING = 1 << 40
 PART = 1 << 41
+VERSION = "version"  # the variable with the version of a tensor before an op that changes it
+_PIECE = "piece"
+_STEP_OF = "<step of "
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Program:
     allocates_late: an update needs memory of its own, so it could fail after another one was made.
     taken_up: the variables that `run` takes from `rest`, where it goes on with a step that has begun.
     looks, rehearses, watched, timed: how it was built.
+    stops: for each line of the program (of one that goes on with a step: for each piece) where the schedule goes on
+    after something interrupted that line.
     """
 
     run: Callable[..., Any]
@@ -82,6 +87,29 @@ class Program:
     rehearses: bool = False
     watched: bool = False
     timed: bool = False
+    stops: tuple[Stop, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stop:
+    """at: the place in the schedule that comes next. target: a tensor that the action there changes, where it can not
+    be run a second time; it has happened if the tensor has another version than the one in `VERSION`."""
+
+    at: int
+    target: int | None = None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Where a program stopped, and what its variables were."""
+
+    stop: Stop
+    variables: dict[str, Any]
+
+    @property
+    def happened(self) -> bool:
+        target = self.stop.target
+        return target is not None and self.variables[f"t{target}"]._version != self.variables.get(VERSION)
 
 
 def build(
@@ -113,6 +141,7 @@ def build(
     writer = _Writer(words, plan, look=look, rehearse=rehearse, watched=watched, timed=timed)
     lines = list(writer.lines(outputs, start))
     made = _in_pieces(words, lines) if start else _whole(words, lines)
+    pieces = [n for n, (_, line) in enumerate(lines) if not start or (n and not _is_comment(line))]
     return Program(
         run=made,
         source="".join(f"{line}\n" for _, line in lines),
@@ -125,7 +154,12 @@ def build(
         rehearses=rehearse,
         watched=watched,
         timed=timed,
+        stops=tuple(writer.stops[n] for n in pieces),
     )
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("    #")
 
 
 def _whole(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
@@ -139,7 +173,7 @@ def _in_pieces(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
     """As the whole, without compiling what was compiled before. The first line is the head, the last the result."""
     head, *body, (_, result) = lines
     names = head[1].partition("(")[2].rstrip("):").split(", ")
-    lines = [(at, line) for at, line in body if not line.startswith("    #")]
+    lines = [(at, line) for at, line in body if not _is_comment(line)]
     pieces = [(at, words.compiled(line) if at is None else None) for at, line in lines]
     value = words.compiled(result.replace("return ", "result = "))
 
@@ -148,27 +182,51 @@ def _in_pieces(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
         watch, rest = variables["watch"], variables["rest"]
         variables.update(rest)
         rest.clear()
-        for at, piece in pieces:
+        for variables[_PIECE], (at, piece) in enumerate(pieces):
             if piece is None:
                 watch(at)
             else:
                 exec(piece, words.table, variables)
+        variables[_PIECE] = len(pieces)
         exec(value, words.table, variables)
         return variables["result"]
 
+    step.__code__ = step.__code__.replace()  # its own, so that its frame can be told from those of others
     return step
 
 
 def taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
     """The variables of the program that stopped with the error."""
+    found = _frame(error, program)
+    if found is None:
+        raise InternalError("a step stopped outside of its program")
+    there = _variables(found)
+    return {name: there[name] for name in names}
+
+
+def _frame(error: BaseException, program: Program) -> TracebackType | None:
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not program.run.__code__:
         trace = trace.tb_next
-    if trace is None:
-        raise InternalError("a step stopped outside of its program")
+    return trace
+
+
+def _variables(trace: TracebackType) -> dict[str, Any]:
     there = trace.tb_frame.f_locals
-    there = there.get("variables", there)
-    return {name: there[name] for name in names}
+    found: dict[str, Any] = there.get("variables", {}) if trace.tb_frame.f_code.co_filename == __file__ else there
+    return found
+
+
+def stopped(error: BaseException | None, program: Program) -> Stopped | None:
+    """Where the program stopped, with this error or with one during which it was raised. None where it did not."""
+    while error is not None:
+        trace = _frame(error, program)
+        if trace is not None:
+            variables = dict(_variables(trace))
+            in_pieces = trace.tb_frame.f_code.co_filename == __file__
+            return Stopped(program.stops[variables.get(_PIECE, 0) if in_pieces else trace.tb_lineno - 1], variables)
+        error = error.__context__
+    return None
 
 
 def let_go(error: BaseException) -> None:
@@ -184,6 +242,9 @@ def let_go(error: BaseException) -> None:
                 trace.tb_frame.f_locals.get("variables", {}).clear()
             trace = trace.tb_next
         traceback.clear_frames(seen.__traceback__)
+        for frame, _ in traceback.walk_tb(seen.__traceback__):
+            if frame.f_code.co_filename.startswith(_STEP_OF):
+                _ = frame.f_locals  # which drops what a look at them before has kept
         seen = seen.__context__
 
 
@@ -203,7 +264,7 @@ class Words:
     def __init__(self, graph: Graph, *, check_finite: bool = False, resumable: bool = False) -> None:
         self.graph, self.check_finite, self.resumable = graph, check_finite, resumable
         self.validator = Validator(graph)
-        self.file = f"<step of {graph.about.get('model', 'a model')}>"
+        self.file = f"{_STEP_OF}{graph.about.get('model', 'a model')}>"
         self.table: dict[str, Any] = {"__builtins__": {}, "generator": generator}
         self.norm = Norm()
         self.table |= {"check": self.norm.check, "note_norm": self.norm.note}
@@ -321,7 +382,7 @@ class Words:
     def _call(self, action: Compute, op: Op, extra: str) -> str:
         kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
         if action.into is not None:
-            target = next(t for t in op.reads if self.graph.tensors[t].storage == action.into)
+            target = overwritten(self.graph, action)
             kind, swap = call.in_place(op, target)
             if swap:
                 args[0], args[1] = args[1], args[0]
@@ -355,6 +416,11 @@ class Words:
         return self.values[value]
 
 
+def overwritten(graph: Graph, action: Compute) -> int:
+    """The tensor whose memory the result takes."""
+    return next(t for t in graph.ops[action.op].reads if graph.tensors[t].storage == action.into)
+
+
 class _Writer:
     def __init__(self, words: Words, plan: Plan, *, look: bool, rehearse: bool, watched: bool, timed: bool) -> None:
         self.words, self.graph, self.plan = words, words.graph, plan
@@ -365,12 +431,21 @@ class _Writer:
         self.taken_up: tuple[str, ...] = ()
         self.allocates_late = False
         self.held_back = False
+        self.stops: list[Stop] = []  # of the lines so far
+        self.stop = Stop(0)  # of the next one
         self.names: dict[int, list[int]] = {}  # storage → tensors that have a name now
         self.slots = slots(plan)
         self.moving: set[int] = set()  # storages that are being paged out
         self.coming: set[int] = set()  # or in
 
     def lines(self, outputs: Sequence[int] | None, start: int) -> Iterator[Line]:
+        """The program; `stops` grows with it."""
+        for line in self._lines(outputs, start):
+            self.stops.append(self.stop)
+            yield line
+
+    def _lines(self, outputs: Sequence[int] | None, start: int) -> Iterator[Line]:
+        self.stop = Stop(start)
         yield None, "def step(batch, held, states, given, fresh, undo, interrupt, look, pages, watch, rest):"
         for name, group in (("batch", self.graph.inputs), ("held", self.words.held)):
             if group:
@@ -383,7 +458,9 @@ class _Writer:
             self.taken_up = (*(f"t{t}" for t in live), *(f"g{number}" for number in drawn))
             yield None, f"    # as they are: {', '.join(self.taken_up)}"
         for at, action in enumerate(self.plan.schedule[start:], start):
+            self.stop = Stop(at)
             yield from self._act(action, at)
+        self.stop = Stop(len(self.plan.schedule))
         left = self._wait(self.moving | self.coming, len(self.plan.schedule))  # results that no op has waited for
         yield from ((None, line) for line in left)
         wanted = self.graph.outputs[:1] if outputs is None else outputs
@@ -414,6 +491,7 @@ class _Writer:
     def _act(self, action: Action, at: int) -> Iterator[Line]:
         if isinstance(action, Free):
             yield from ((None, line) for line in self._wait([action.storage], at))
+            self.stop = Stop(at + 1)
             yield from ((None, line) for line in self._free(action.storage))
         elif isinstance(action, Compute):
             op = self.graph.ops[action.op]
@@ -438,7 +516,7 @@ class _Writer:
             yield f"    look({at})"
         if self.look:
             yield f"    look({action.op})"
-        yield from self._compute(action, op)
+        yield from self._compute(action, op, at)
         if timed:
             yield f"    look({~at})"
         if self.look:
@@ -468,17 +546,29 @@ class _Writer:
         made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]
         return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
 
-    def _compute(self, action: Compute, op: Op) -> Iterator[str]:
+    def _compute(self, action: Compute, op: Op, at: int) -> Iterator[str]:
         again = action.op in self.done
         if op.phase == "update":
             self.allocates_late |= action.op not in self.words.scratch
+            yield from self._noting(op.reads[0], at)
             yield self.words.update(action.op, guarded=self.plan.updates == "guarded")
+            self.stop = Stop(at + 1)
             return
+        if action.into is not None:
+            yield from self._noting(overwritten(self.graph, action), at)
         yield from self.words.call(action, again=again, draws=not again and action.op in self.drawn_again)
         if action.into is not None:
+            self.stop = Stop(at + 1)
             yield from self._free(action.into)
         self._ran(action, op)
+        self.stop = Stop(at + 1)
         yield from self.words.checks(op)
+
+    def _noting(self, target: int, at: int) -> Iterator[str]:
+        """The version of what the action at this place changes, once the step cannot be taken back any more."""
+        if self.held_back:
+            yield f"    {VERSION} = t{target}._version"
+            self.stop = Stop(at, target)
 
     def _free(self, storage: int) -> Iterator[str]:
         names = self.names.pop(storage, [])

@@ -8,10 +8,10 @@ Out: `CompiledStep`: call it with a batch of exactly the captured shapes. It cha
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,23 +26,25 @@ from edgetrain.graph.accumulate import accumulates_only
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Tensor
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
-from edgetrain.ops import call, update
+from edgetrain.native.surely import surely
+from edgetrain.ops import call, norm, update
 from edgetrain.pagefile import Calls, PageFault
 from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
-from edgetrain.plan.plan import Plan, Updates
+from edgetrain.plan.plan import Compute, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out
-from edgetrain.run.compile import NotFinite, Program, Words, build, let_go, taken
+from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let_go, stopped, taken
 from edgetrain.run.indices import out_of_range
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
 
 A_TRANSFER = "a transfer failed"
+_ATTEMPT = 6  # where it is among what a program is given: there it is what holds signals back
 
 
 def compile_step(
@@ -111,6 +113,68 @@ class _Rest:
     planning_s: float
 
 
+@dataclass(frozen=True)
+class _Now:
+    """What a step follows from here on. rest: the variables that its program takes up, until it has begun.
+    met: see `BudgetWatch.follow`."""
+
+    plan: Plan
+    program: Program
+    needs: list[int]
+    met: int | None = None
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Attempt:
+    """One run of a program, until all of it has happened or nothing.
+
+    noted: what the updates change is in `undo`. done: it has happened. torn: in part, by a fault of ours.
+    over: all is put back that does not belong to what has happened.
+    """
+
+    program: Program
+    keep: bool
+    completed: int
+    now: _Now
+    undo: Undo
+    watch: arena.Watch | None
+    interrupt: HeldSignals = field(default_factory=HeldSignals)
+    before: Before = field(default_factory=list)
+    given: tuple[Any, ...] = ()
+    noted: bool = False
+    done: bool = False
+    torn: bool = False
+    over: bool = False
+    around: BaseException | None = field(default_factory=sys.exception)  # what the caller is about to handle
+    grad: bool = field(default_factory=torch.is_grad_enabled)
+    autocast: list[str] = field(default_factory=call.autocast_devices)
+
+    def enter(self) -> None:
+        torch._C._set_grad_enabled(False)
+        call.set_autocast(self.autocast, False)
+        if self.watch is not None:
+            self.watch.begin()
+
+    def hold(self) -> None:
+        """From here on the step cannot be taken back: called by the program before the first update."""
+        self.interrupt.hold()
+
+    def leave(self) -> None:
+        if self.watch is not None:
+            self.watch.end()
+        torch._C._set_grad_enabled(self.grad)
+        call.set_autocast(self.autocast, True)
+        self.over = True
+        self.given = ()  # which has this attempt in it, and tensors of the step
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ends it, where something does."""
+        error = sys.exception()
+        return None if error is self.around else error
+
+
 class CompiledStep:
     """
     falls:        of the budget, in the last step.
@@ -176,10 +240,8 @@ class CompiledStep:
     def _step(self, program: Program, batch: tuple[Any, ...], look: Callable[..., None] | None = None) -> torch.Tensor:
         if not self._checked:
             self._first(batch)
-        result: torch.Tensor
-        result = self._execute(program, batch, look=look).clone()  # it lies in the arena, which the next overwrites
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
-        return result
+        result: torch.Tensor = self._execute(program, batch, look=look)
+        return result.clone()  # it lies in the arena, which the next overwrites
 
     def _first(self, batch: tuple[Any, ...]) -> None:
         """The first time the step is rehearsed: all of it but the updates, taken back.
@@ -267,10 +329,8 @@ class CompiledStep:
         """What the last step asked of the arena; None where it does not use one."""
         return None if self._arenas is None else self._arenas[1].last
 
-    def _served(self, program: Program) -> AbstractContextManager[None]:
-        if self._arenas is None:
-            return nullcontext()
-        return self._arenas[0 if not program.updates else 1].serve()
+    def _arena_of(self, program: Program) -> StepArena | None:
+        return None if self._arenas is None else self._arenas[0 if not program.updates else 1]
 
     def _check(self, op: int, live: object = None, made: Sequence[torch.Tensor] = ()) -> None:
         for t, real in zip(self.graph.ops[op].creates, made, strict=False):
@@ -321,31 +381,21 @@ class CompiledStep:
         inputs = [laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = self.bound()
         given = [update.settings(self._binding.kind, g, n) for n, g in enumerate(self._optimizer.param_groups)]
-        undo, interrupt = Undo(random=program.random), HeldSignals()
-        before: Before = []
-        done = False
+        memory = self._arena_of(program)
+        attempt = _Attempt(
+            program, keep, self.completed, _Now(self.plan, program, [] if self._watch is None else self._needs),
+            Undo(random=program.random), None if memory is None else memory.watch(),
+        )  # fmt: skip
+        work = partial(self._attempted, attempt, inputs, [bound[t] for t in program.held], given, look)
         try:
-            binding, updates = self._binding, program.updates
-            states, fresh = binding.states(updates, given, before, weight=self.weight, starts=self.starts)
-            late = self.plan.updates == "together" and program.allocates_late and self._arenas is None
-            if updates and self.plan.updates != "guarded" and (late or not keep):
-                binding.note_updated(updates, undo)  # such a plan makes no copies of its own for them
-            with torch.no_grad(), call.without_autocast(), self._served(program):
-                given_to_all = (inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look)
-                result = self._run(program, given_to_all)
-            done = keep
-            self.completed += keep
+            return surely(work, partial(self._ended, attempt))
         except NotFinite as error:
             raise UserError(
                 f"{error} is not finite; the step was taken back and the model is as it was before",
                 next_step="lower the learning rate, or look at this batch",
             ) from None
         except BaseException as error:
-            updating = interrupt.holding
-            interrupt.hold()  # a second Ctrl-C must not come between
-            self._settle()
-            let_go(error)
-            if self.plan.updates == "early" and keep and updating:
+            if attempt.torn:
                 raise InternalError(
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
@@ -356,17 +406,93 @@ class CompiledStep:
             if wrong:
                 raise wrong from error
             raise
-        finally:
-            if not done:
-                interrupt.hold()
-                self._settle()
-                undo.take_back()
-                self._binding.put_back_states(before)
-            interrupt.release()
-        if keep and not self._accumulates_only:
-            for op in program.updates:
-                self._binding.parameter(op).grad = None
+
+    def _attempted(
+        self,
+        attempt: _Attempt,
+        inputs: list[torch.Tensor],
+        held: list[torch.Tensor],
+        given: list[update.Settings],
+        look: Callable[..., None] | None,
+    ) -> Any:
+        program, memory = attempt.program, self._arena_of(attempt.program)
+        attempt.interrupt.start()
+        states, fresh = self._binding.states(
+            program.updates, given, attempt.before, weight=self.weight, starts=self.starts
+        )
+        late = self.plan.updates == "together" and program.allocates_late and self._arenas is None
+        if program.updates and self.plan.updates != "guarded" and (late or not attempt.keep):
+            self._binding.note_updated(program.updates, attempt.undo)  # such a plan makes no copies of its own for them
+            attempt.noted = True
+        attempt.enter()
+        attempt.given = (inputs, held, states, given, fresh, attempt.undo, attempt, look)
+        self.falls = []
+        if self._pages is not None:
+            self._pages.failed = False
+        result = self._run(program, attempt.given)
+        if attempt.watch is not None and memory is not None:
+            attempt.watch.end()
+            memory.learn(attempt.watch.recording)
+        attempt.done = attempt.keep
         return result
+
+    def _ended(self, attempt: _Attempt) -> None:
+        """All of it has happened, or nothing. May be called again where something interrupted it."""
+        attempt.interrupt.open = False
+        if attempt.over:
+            attempt.interrupt.release()
+            return
+        error = attempt.error
+        if error is not None and attempt.keep and attempt.interrupt.holding and not attempt.noted and not attempt.done:
+            attempt.torn = isinstance(error, Exception)
+            if not attempt.torn:
+                self._go_through(attempt, error)
+        if attempt.done:
+            self.completed = attempt.completed + 1
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
+            for op in () if self._accumulates_only else attempt.program.updates:
+                self._binding.parameter(op).grad = None
+        else:
+            self._take_back(attempt, error)
+        attempt.leave()
+        attempt.interrupt.release()
+
+    def _take_back(self, attempt: _Attempt, error: BaseException | None) -> None:
+        self._settle()
+        if error is not None:
+            let_go(error)
+        attempt.undo.take_back()
+        self._binding.put_back_states(attempt.before)
+
+    def _go_through(self, attempt: _Attempt, error: BaseException) -> None:
+        """To the end of a step that was interrupted where it cannot be taken back any more: from the op at which it
+        stopped."""
+        where = stopped(error, attempt.now.program)
+        if where is not None:
+            attempt.now = self._from_there(attempt.now, where, error)
+            let_go(error)
+        if where is not None or attempt.now.rest:  # otherwise it was through
+            memory = self._arena_of(attempt.program)
+            if memory is not None:
+                memory.disturbed = True
+            self._run(attempt.now.program, attempt.given)
+        attempt.done = True
+
+    def _from_there(self, now: _Now, where: Stopped, error: BaseException) -> _Now:
+        lost = frozenset() if self._pages is None else self._pages.settle()
+        variables, at = {**now.rest, **where.variables}, where.stop.at
+        if where.happened:
+            action = now.plan.schedule[at]
+            creates = self.graph.ops[action.op].creates if isinstance(action, Compute) else ()
+            results = norm.results(error) or (variables[f"t{where.stop.target}"],)
+            variables = {**{f"t{t}": result for t, result in zip(creates, results, strict=False)}, **variables}
+            at += 1
+        plan = now.plan if not lost else self._rest(now.plan, at, now.plan.peak_bytes, lost)
+        if plan is None:
+            raise _not_back(A_TRANSFER)
+        program = self._go_on(plan, now.program, at)
+        rest = {name: variables[name] for name in program.taken_up}
+        return _Now(plan, program, self._needs_of(plan) if now.needs else [], now.met, rest)
 
     def bound(self) -> dict[int, torch.Tensor]:
         """The lasting tensors that the step reads, as they are now: parameters, buffers, externals, constants."""
@@ -379,27 +505,23 @@ class CompiledStep:
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
-        plan, needs = self.plan, [] if self._watch is None else self._needs
-        met: int | None = None
-        rest: dict[str, Any] = {}
-        self.falls = []
-        if self._pages is not None:
-            self._pages.failed = False
+        attempt: _Attempt = given[_ATTEMPT]
         while True:
-            if self._watch is not None and program.watched:
-                self._watch.follow(needs, partial(self._with_less, plan, program), met=met)
+            now = attempt.now
+            if self._watch is not None and now.program.watched:
+                self._watch.follow(now.needs, partial(self._with_less, now.plan, now.program), met=now.met)
             try:
-                return program.run(*given, self._pages, self._watch, rest)
+                attempt.interrupt.open = True
+                return now.program.run(*given, self._pages, self._watch, now.rest)
             except PageFault as fault:
-                plan, program, rest, over = self._without_store(plan, program, fault, met)
-                needs, met = self._needs_of(plan), met if over else None
-                self._give_back(program)
+                attempt.now = self._without_store(now, fault)
+                self._give_back(attempt.program)
             except BudgetFell as fell:
-                now: _Rest = fell.following
+                rest: _Rest = fell.following
                 begin = time.perf_counter()
-                rest = taken(fell, program, now.program.taken_up)
-                plan, program, needs, met = now.plan, now.program, now.needs, now.budget_bytes
-                self._note(now, fell.at, begin)
+                variables = taken(fell, now.program, rest.program.taken_up)
+                attempt.now = _Now(rest.plan, rest.program, rest.needs, rest.budget_bytes, variables)
+                self._note(rest, fell.at, begin)
             finally:
                 if self._watch is not None:
                     self._watch.done()
@@ -414,28 +536,28 @@ class CompiledStep:
         )
 
     def _give_back(self, program: Program) -> None:
-        if self._arenas is not None:
-            self._arenas[0 if not program.updates else 1].disturbed = True
+        memory = self._arena_of(program)
+        if memory is not None:
+            memory.disturbed = True
             arena.release()
 
-    def _without_store(
-        self, plan: Plan, program: Program, fault: PageFault, met: int | None
-    ) -> tuple[Plan, Program, dict[str, Any], bool]:
+    def _without_store(self, now: _Now, fault: PageFault) -> _Now:
         """After a transfer failed: the plan without the store from there on, its program, and the tensors alive. A
-        budget that fell in this step holds for it too; the last says whether it needs more than that."""
+        budget that fell in this step holds for it too, unless it needs more than that."""
         assert self._pages is not None
         assert fault.at is not None
         lost = self._pages.settle()
         self.page_fault = fault.why  # its text alone: the exception holds every tensor of the step
-        now = self._rest(plan, fault.at, plan.peak_bytes if met is None else met - self.beside_bytes, lost)
-        if now is None:
+        limit_bytes = now.plan.peak_bytes if now.met is None else now.met - self.beside_bytes
+        plan = self._rest(now.plan, fault.at, limit_bytes, lost)
+        if plan is None:
             raise _not_back(fault.why)
-        if now.peak_bytes > plan.peak_bytes:
-            more = now.peak_bytes - plan.peak_bytes
+        if plan.peak_bytes > now.plan.peak_bytes:
+            more = plan.peak_bytes - now.plan.peak_bytes
             self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
-        following = self._go_on(now, program, fault.at)
-        over = met is not None and self._needs_of(now)[fault.at] > met
-        return now, following, taken(fault, program, following.taken_up), over
+        program, needs = self._go_on(plan, now.program, fault.at), self._needs_of(plan)
+        over = now.met is not None and needs[fault.at] > now.met
+        return _Now(plan, program, needs, now.met if over else None, taken(fault, now.program, program.taken_up))
 
     def _with_less(self, plan: Plan, program: Program, at: int, budget_bytes: int) -> _Rest | None:
         """When the budget has fallen: the plan that holds no more from there on, or as little more as was found; None

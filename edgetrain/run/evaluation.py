@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from edgetrain.graph.modes import evaluating
+from edgetrain.graph.modes import Surroundings, evaluating
+from edgetrain.native.surely import surely
 from edgetrain.run.arena import from_arena
-from edgetrain.run.checkpoint import rng_preserved
 
 Evaluate = Callable[..., tuple[float | Tensor, float | Tensor, int]]
 
@@ -60,8 +60,12 @@ class Evaluator:
 
     def run(self, step: int, epoch: int) -> Evaluation | None:
         """Loss and accuracy over the test data; None when a stop was asked for meanwhile."""
-        with evaluating(self.model), torch.no_grad(), rng_preserved():
-            return self._run(step, epoch)
+
+        def work() -> Evaluation | None:
+            with evaluating(self.model), torch.no_grad():
+                return self._run(step, epoch)
+
+        return surely(work, Surroundings(self.model).put_back)
 
     def _run(self, step: int, epoch: int) -> Evaluation | None:
         loss_sum, correct, count = 0.0, 0.0, 0

@@ -25,6 +25,8 @@ from edgetrain.graph.capture import Captured, MemoryFormat, capture_with_externa
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
+from edgetrain.graph.modes import Surroundings
+from edgetrain.native.surely import surely
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget
 from edgetrain.plan.keep_all import keep_all
@@ -89,6 +91,9 @@ class StepMaker:
         known: made for batches of this shape before something changed; if the graph is still the same, so is the plan.
         """
         self._known = known
+        return surely(lambda: self._new(batch), Surroundings(self.model).put_back)
+
+    def _new(self, batch: tuple[Any, ...]) -> Variant:
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
         self._quickly = False
         if self.options.follow is not None:

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgetrain.graph.modes import flags_kept
+from edgetrain.graph.modes import Surroundings
+from edgetrain.native.surely import surely
 from edgetrain.run.checkpoint import rng_preserved
 
 Loss = Callable[..., torch.Tensor]
@@ -50,8 +50,7 @@ def why_no_mean(
             wide = tuple(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in four)
             return _compared(own, loss, wide, cut, evaluate=evaluate)
         except Exception:  # whatever it was, it is seen again below if the copy was not to blame
-            with _as_before(model):
-                return _compared(model, loss, four, cut, evaluate=evaluate)
+            return surely(lambda: _compared(model, loss, four, cut, evaluate=evaluate), _as_now(model))
 
 
 def _four(batch: Sequence[Any], cut: Sequence[int]) -> tuple[Any, ...]:
@@ -108,14 +107,14 @@ def _numbers(
     return numbers, {name: max(size, least) if name else size for name, size in sizes.items()}
 
 
-@contextmanager
-def _as_before(model: nn.Module) -> Iterator[None]:
-    """Afterwards training flags and buffers are as they were."""
+def _as_now(model: nn.Module) -> Callable[[], None]:
+    """A function that brings training flags and buffers back to what they are now."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    try:
-        with flags_kept(model):
-            yield
-    finally:
-        with torch.no_grad():
-            for b, before in buffers:
-                b.copy_(before)
+    surroundings = Surroundings(model)
+
+    def put_back() -> None:
+        for b, before in buffers:
+            b.detach().copy_(before)
+        surroundings.put_back()
+
+    return put_back

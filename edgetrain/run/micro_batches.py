@@ -32,6 +32,7 @@ from edgetrain.graph.capture import Captured
 from edgetrain.graph.ir import Atom, Graph, Ref, Value
 from edgetrain.graph.mean_loss import Check, sample_items
 from edgetrain.native import arena
+from edgetrain.native.surely import surely
 from edgetrain.ops import call
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
@@ -41,7 +42,7 @@ from edgetrain.run.compile import PART
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.mean_test import why_no_mean
 from edgetrain.run.memory import MemoryTrace
-from edgetrain.run.undo import Undo
+from edgetrain.run.undo import HeldSignals, Undo
 
 Batch = tuple[Any, ...]
 LAST = 0
@@ -304,6 +305,7 @@ class MicroStep:
         self.falls: list[Fall] = []  # of the budget, in the last step
         self.turn: Callable[[MicroStep], MicroStep] | None = None  # who is asked for another plan between micro-batches
         self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step
+        self._ends: tuple[int, CompiledStep, int] = (0, last, last.completed)  # see `completed`
 
     @property
     def graph(self) -> Graph:
@@ -342,33 +344,48 @@ class MicroStep:
         """The step of each micro-batch, in order."""
         return tuple(self._step_of(number) for number in range(len(self.plan.sizes)))
 
+    @property
+    def completed(self) -> int:
+        """How often the step was run to its end: so often as what ended it was."""
+        before, step, step_before = self._ends
+        return before + step.completed - step_before
+
     def _step(self, batch: Batch, run: Callable[[CompiledStep, Batch], torch.Tensor]) -> torch.Tensor:
         parts = self._parts(batch)
         for step, given, _ in parts:
             self._look(step, given)
-        undo = Undo(random=self._random)
+        before, undo, interrupt = self.completed, Undo(random=self._random), HeldSignals()
+
+        def end() -> None:
+            # Unless the step is through, and what came is a signal that waited for it.
+            if self.completed == before:
+                interrupt.start()  # what comes while it is taken back waits
+                undo.take_back()
+            interrupt.release()
+
+        return surely(lambda: self._in_turn(parts, run, undo), end)
+
+    def _in_turn(
+        self,
+        parts: list[tuple[CompiledStep, Batch, float]],
+        run: Callable[[CompiledStep, Batch], torch.Tensor],
+        undo: Undo,
+    ) -> torch.Tensor:
         self._note_changed(undo)
         self.falls = []
         now, total, most = self, None, 0
-        ending: tuple[CompiledStep, int] | None = None
-        try:
-            for number, (step, given, weight) in enumerate(parts):
-                if number and self.turn is not None:
-                    now = self.turn(now)
-                    step = now._step_of(number)
-                if number == len(parts) - 1:
-                    ending = step, step.completed
-                step.weight, step.starts = weight, number == 0
-                value = run(step, given)
-                self.falls += step.falls
-                if weight:
-                    total = value * weight if total is None else total + value * weight
-                most = max(most, step.arena.most_bytes if step.arena is not None else 0)
-        except BaseException:
-            # Unless the step is through, and what came is a signal that waited for it.
-            if ending is None or ending[0].completed == ending[1]:
-                undo.take_back()
-            raise
+        for number, (step, given, weight) in enumerate(parts):
+            if number and self.turn is not None:
+                now = self.turn(now)
+                step = now._step_of(number)
+            if number == len(parts) - 1:
+                self._ends = self.completed, step, step.completed
+            step.weight, step.starts = weight, number == 0
+            value = run(step, given)
+            self.falls += step.falls
+            if weight:
+                total = value * weight if total is None else total + value * weight
+            most = max(most, step.arena.most_bytes if step.arena is not None else 0)
         assert total is not None
         self.most_bytes = most
         return total
@@ -485,10 +502,14 @@ def _computed(graph: Graph, check: Check, given: Batch) -> torch.Tensor:
             return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
         return value
 
-    with torch.no_grad(), call.without_autocast():
+    def compute() -> torch.Tensor:
+        call.set_autocast(devices, False)
         for number in check.ops:
             op = graph.ops[number]
             made = call.resolve(op.kind)(*(real(a) for a in op.args), **{k: real(v) for k, v in op.kwargs})
             values.update(zip(op.creates, made if isinstance(made, tuple | list) else (made,), strict=False))
-    found: torch.Tensor = values[check.tensor]
-    return found
+        found: torch.Tensor = values[check.tensor]
+        return found
+
+    devices = call.autocast_devices()
+    return surely(compute, lambda: call.set_autocast(devices, True))

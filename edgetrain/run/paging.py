@@ -25,6 +25,7 @@ class Pages:
         self._tensors = [graph.tensors[whole[s]] for s in self._slots]
         self._file = PageFile(folder, [tensor.n_bytes for tensor in self._tensors], calls=calls)
         self._read: set[int] = set()  # the slots whose last transfer was a read
+        self._coming: dict[int, torch.Tensor] = {}  # held while they are written to, whoever else lost them
         self.failed = False  # a transfer failed, in this step
 
     def out(self, slot: int, tensor: torch.Tensor) -> None:
@@ -35,6 +36,7 @@ class Pages:
         """The tensor with its memory; its numbers are there after `wait`."""
         like = self._tensors[slot]
         tensor = torch.empty_strided(like.shape, like.stride, dtype=getattr(torch, like.dtype))
+        self._coming[slot] = tensor
         self._read.add(slot)
         self._file.read(slot, tensor.untyped_storage().data_ptr())
         return tensor
@@ -46,11 +48,13 @@ class Pages:
         except PageFault as fault:
             fault.at = at
             raise
+        self._coming.pop(slot, None)
 
     def settle(self) -> frozenset[int]:
         """Until nothing moves any more: before memory is let go of. The storages that should have come back, and did
         not; what failed to go out is still in memory."""
         failed = self._file.settle()
+        self._coming.clear()
         self.failed |= bool(failed)
         return frozenset(s for s, slot in self._slots.items() if slot in failed & self._read)
 

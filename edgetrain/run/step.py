@@ -2,7 +2,8 @@
 
 In:  a model, a loss, an optimizer: ordinary PyTorch objects, and they stay so.
 Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and optimizer state hold what plain PyTorch
-     would hold. A call that raises has changed nothing.
+     would hold. A call that raises has changed nothing; one that is interrupted (Ctrl-C) has changed nothing or all,
+     and `Step.count` tells which.
 
 What a capture read is compared before each call (graph/watch.py): the layout of the batch, attributes and classes of
 the modules, variables of the loss, the parameters of the optimizer. When something has changed the step is captured
@@ -29,9 +30,10 @@ from edgetrain.graph import optimizers
 from edgetrain.graph.batches import check_model
 from edgetrain.graph.capture import Captured, Unused, check_example
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.modes import evaluating
+from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.settings import settings
 from edgetrain.native.malloc import keep_freed_memory
+from edgetrain.native.surely import surely
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.ranges import shown
@@ -129,7 +131,7 @@ class Step:
         self._recapture = Recapture()
         self._captured: Captured | None = None  # of the batch last trained
         self._last: CompiledStep | MicroStep | None = None
-        self._steps = 0
+        self._began: tuple[int, CompiledStep | MicroStep, int] | None = None  # see `count`
         self.switches: list[Switch] = []  # of a budget that moves
         self._watch: BudgetWatch | None = None
 
@@ -141,23 +143,36 @@ class Step:
         return self._step(batch, lambda step: step.timed(mark, *batch))
 
     def _step(self, batch: tuple[Any, ...], run: Callable[[CompiledStep | MicroStep], torch.Tensor]) -> torch.Tensor:
-        def run_if_same(step: CompiledStep | MicroStep) -> torch.Tensor:
+        def counted(step: CompiledStep | MicroStep) -> torch.Tensor:
             assert self._captured is not None
-            self._recapture.require_same(self._captured, self._steps)
+            count = self.count
+            self._recapture.require_same(self._captured, count)
+            self._began = count, step, step.completed
             return run(step)
 
-        result = self._try(batch, run_if_same)
+        result = self._try(batch, counted)
         self._note_falls()
-        self._steps += 1
         stepped(self._optimizer)
         if self._options.keep_memory:
             keep_freed_memory()
         return result
 
+    @property
+    def count(self) -> int:
+        """How many steps have happened. After one that was interrupted it tells whether that one has."""
+        if self._began is None:
+            return 0
+        before, step, completed = self._began
+        return before + step.completed - completed
+
     def evaluate(self, *batch: Any) -> torch.Tensor:
         """The loss in evaluation mode, as plain PyTorch computes it; nothing is changed."""
-        with evaluating(self._model), torch.no_grad():
-            return self._loss(self._model, *batch)
+
+        def work() -> torch.Tensor:
+            with evaluating(self._model), torch.no_grad():
+                return self._loss(self._model, *batch)
+
+        return surely(work, Surroundings(self._model, random=False).put_back)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name; nothing is changed."""
@@ -200,7 +215,7 @@ class Step:
     def grad_norm(self) -> float | None:
         """The norm of the gradients of the last step, all of them together: before they were clipped, with
         `clip_norm`; with `check_finite` too, but in micro-batches. None where no step has computed it."""
-        return self.used.grad_norm if self._steps else None
+        return self.used.grad_norm if self.count else None
 
     @property
     def room_bytes(self) -> int | None:
@@ -294,12 +309,12 @@ class Step:
         variant.used = chosen
         peak_bytes, end = step.plan.peak_bytes, time.perf_counter()
         self.switches.append(
-            Switch(self._steps, budget, peak_bytes, in_step, middle - begin, max(0, peak_bytes - budget), end - middle)
+            Switch(self.count, budget, peak_bytes, in_step, middle - begin, max(0, peak_bytes - budget), end - middle)
         )
 
     def _note_falls(self) -> None:
         for fall in [] if self._last is None else self._last.falls:
-            self.switches.append(fall.switch(self._steps))
+            self.switches.append(fall.switch(self.count - 1))
             if fall.failed is not None:
                 warnings.warn(
                     f"the budget fell to {show_bytes(fall.budget_bytes)} in the middle of a step, and the rest of it "

@@ -28,11 +28,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -43,10 +43,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from edgetrain import ranges
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
+from edgetrain.native.surely import surely
 from edgetrain.run import checkpoint as checkpoints
 from edgetrain.run import metrics_file
 from edgetrain.run.adaptive import Switch
-from edgetrain.run.checkpoint import Checkpoint, State, rng_preserved
+from edgetrain.run.checkpoint import Checkpoint, State, rng_state, set_rng_state
 from edgetrain.run.evaluation import Evaluate, Evaluation, Evaluator, Split
 from edgetrain.run.learning_rate import Schedule, ScheduleKind, scheduler, set_base_lr
 
@@ -57,6 +58,7 @@ _RANGES = {
     "eval_every": ranges.STEPS_OR_NONE, "checkpoint_every_steps": ranges.STEPS_OR_NONE,
     "log_every_steps": ranges.STEPS, "keep": ranges.STEPS,
 }  # fmt: skip
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -167,13 +169,13 @@ class Trainer:
             if loop.finished and self._recorded_as_finished():
                 messages.append(f"The run in {self.folder.path} is finished: nothing is left to train.")
                 return loop.result()
-            record = self._begin()
+            record = self._begin(messages)
             loop.open_metrics(resumed=found is not None)
             try:
-                with rng_preserved():  # capturing a step may draw random numbers; training must not notice
-                    step = make_step()
-                with _stoppable() as stop:
-                    result = loop.run(step, stop)
+                # Capturing a step may draw random numbers; training must not notice.
+                state = rng_state()
+                step = surely(make_step, lambda: set_rng_state(state))
+                result = _stoppable(lambda stop: loop.run(step, stop))
             except BaseException as error:
                 status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 with contextlib.suppress(UserError):  # the first error is the one to tell
@@ -183,12 +185,18 @@ class Trainer:
             return result
 
     def _recorded_as_finished(self) -> bool:
-        return self.folder.record_file.exists() and self.folder.load().status == "finished"
+        with contextlib.suppress(UserError):  # one that cannot be read says nothing
+            return self.folder.record_file.exists() and self.folder.load().status == "finished"
+        return False
 
-    def _begin(self) -> Record:
+    def _begin(self, messages: list[str]) -> Record:
+        record = None
         if self.folder.record_file.exists():
-            record = replace(self.folder.load(), status="running")
-        else:
+            try:
+                record = replace(self.folder.load(), status="running")
+            except UserError as error:
+                messages.append(f"The record of the run was not readable and is written again: {error.what}")
+        if record is None:
             record = new_record(sys.argv, metrics="metrics.jsonl", checkpoints="checkpoints")
         self.folder.save(record)
         return record
@@ -493,23 +501,25 @@ def refuse_old_work(folder: RunFolder) -> None:
         )
 
 
-@contextlib.contextmanager
-def _stoppable() -> Iterator[_Stop]:
-    """Ctrl-C asks for a stop; the second one is as if this were not here."""
+def _stoppable(work: Callable[[_Stop], T]) -> T:
+    """Ctrl-C asks the work for a stop; the second one is as if this were not here."""
     stop, previous = _Stop(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
-        yield stop
-        return
+        return work(stop)
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.requested = True
         signal.signal(signal.SIGINT, previous)
 
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    def asking() -> T:
+        signal.signal(signal.SIGINT, ask)
+        return work(stop)
+
+    return surely(asking, lambda: _set_interrupt(previous))
+
+
+def _set_interrupt(handler: Any) -> None:
+    signal.signal(signal.SIGINT, handler)
 
 
 def _is_finite(tensor: Tensor) -> bool:

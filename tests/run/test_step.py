@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import needs_arena
 from plain import Loss, OptimizerMaker, Training, differing, relative_error, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -121,6 +123,39 @@ def test_gradients_are_those_of_autograd_and_change_nothing(kind: OptimizerMaker
 
 
 # ---- what may change between two steps ----------------------------------------------------------------------------
+
+
+def test_count_counts_the_steps_that_happened() -> None:
+    ours = training(net(), cross_entropy)
+    step = et.prepare(ours.model, ours.loss, ours.optimizer, batch())
+    assert step.count == 0
+    step(*batch())
+    step.gradients(*batch())
+    step.trace_memory(*batch())
+    step.evaluate(*batch())
+    assert step.count == 1
+    step(*batch(3))  # another shape
+    step.timed(lambda _: None, *batch())
+    assert step.count == 3
+    with pytest.raises(UserError):
+        step("no batch")
+    assert step.count == 3
+
+
+@needs_arena
+def test_a_step_leaves_nothing_to_the_garbage_collector() -> None:
+    """What one step still held would lie in the arena where the next one wants to be."""
+    ours = training(net(), cross_entropy)
+    step = et.prepare(ours.model, ours.loss, ours.optimizer, batch())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            step(*batch())
+        assert step.used.arena is not None
+        assert step.used.arena.improvised == 0
+    finally:
+        gc.enable()
 
 
 def test_another_batch_size_just_works() -> None:
