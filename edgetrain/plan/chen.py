@@ -18,7 +18,9 @@ be made again then stays.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
+from itertools import takewhile
 
 from edgetrain.plan import lifetimes
 from edgetrain.plan.problem import Problem
@@ -40,14 +42,17 @@ class _Forward:
     kept: frozenset[int]
 
 
-def chen(problem: Problem, budget_bytes: int | None, *, segments: int | None = None) -> tuple[int, ...] | None:
-    """`segments` fixes their number."""
+def chen(
+    problem: Problem, budget_bytes: int | None, *, segments: int | None = None, until: float = math.inf
+) -> tuple[int, ...] | None:
+    """`segments` fixes their number. until: the instant of `time.monotonic` from which on no more numbers are tried."""
     forward = _forward(problem)
     n = len(forward.positions)
     if segments is None and budget_bytes is None:
         segments = max(1, round(math.sqrt(n)))
     numbers = range(1, n + 1) if segments is None else [segments]
-    orders = dict.fromkeys(_order(problem, forward, _cuts(problem, forward, number)) for number in numbers)
+    in_time = takewhile(lambda _: time.monotonic() < until, numbers)
+    orders = dict.fromkeys(_order(problem, forward, _cuts(problem, forward, number)) for number in in_time)
     for order in sorted(orders, key=problem.costs.time_s):
         if budget_bytes is None or problem.peak_bytes(order) <= budget_bytes:
             return order

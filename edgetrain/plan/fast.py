@@ -26,6 +26,8 @@ ahead of its use, while fewer gradients are there, is not found.
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -156,8 +158,12 @@ def fast(
     tries: int = 4,
     polish: bool = True,
     repairs: int = 12,
+    until: float = math.inf,
 ) -> tuple[int, ...] | None:
-    """The order of least time that `tries` walks find, `score` first; the same for the same arguments."""
+    """The order of least time that `tries` walks find, `score` first; the same for the same arguments.
+
+    until: the instant of `time.monotonic` from which on no walk goes on; so for all planners here.
+    """
     ready = prepared or prepare(problem)
     if ready.during.max(initial=0) <= budget_bytes:
         return ready.order
@@ -167,7 +173,9 @@ def fast(
     for number in range(max(1, tries)):
         name = names[number] if number < len(names) else best_name
         shake = number if number >= len(names) else None
-        found = _walk(ready, budget_bytes, SCORES[name], shake, repairs if best is None else 0)
+        if time.monotonic() > until:
+            break
+        found = _walk(ready, budget_bytes, SCORES[name], shake, repairs if best is None else 0, until)
         if found is not None and polish:
             found = _Polish(ready, budget_bytes, found).run()
         time_s = sum(ready.again_s[at] for at in found) if found is not None else best_s
@@ -176,13 +184,15 @@ def fast(
     return None if best is None else tuple(ready.order[at] for at in best)
 
 
-def _walk(ready: Prepared, budget: int, score: Score, shake: int | None, repairs: int) -> list[int] | None:
+def _walk(
+    ready: Prepared, budget: int, score: Score, shake: int | None, repairs: int, until: float
+) -> list[int] | None:
     dearness = np.ones(len(ready.size))
     if shake is not None:
         dearness = np.exp(SHAKE * np.random.default_rng(shake).standard_normal(len(ready.size)))
     for _ in range(repairs + 1):
         try:
-            return Greedy(ready, budget, score, dearness).run()
+            return Greedy(ready, budget, score, dearness, until=until).run()
         except NoRoom as failed:
             if not failed.wanted:
                 return None
@@ -207,8 +217,8 @@ class Walk(ABC):
     sequence: the positions of the ops in the problem's order; -1 - s where storage s is paged in.
     """
 
-    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = ()) -> None:
-        self.ready, self.budget = ready, budget
+    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = (), *, until: float = math.inf) -> None:
+        self.ready, self.budget, self.until = ready, budget, until
         self.stored = frozenset(stored)
         count = len(ready.size)
         self.end = len(ready.order)
@@ -371,6 +381,8 @@ class Walk(ABC):
         self.sequence.append(at)
         if len(self.sequence) > MOST_TIMES * self.end + 100:
             self.fail()  # it makes again what it has just evicted, over and over
+        if time.monotonic() > self.until:
+            raise NoRoom([])
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:
         """Evict until the bytes fit; the input to overwrite, where that is the choice."""
@@ -398,8 +410,10 @@ class Greedy(Walk):
         score: Score = SCORES["chain"],
         dearness: NDArray[np.float64] | None = None,
         stored: Iterable[int] = (),
+        *,
+        until: float = math.inf,
     ) -> None:
-        super().__init__(ready, budget, stored)
+        super().__init__(ready, budget, stored, until=until)
         self.score = score
         dearness = np.ones(len(ready.size)) if dearness is None else dearness
         self.dearness: list[float] = dearness.tolist()
