@@ -13,6 +13,7 @@ What a bound proves to be impossible is not searched for: the budget that works 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.budget import Budget, Objective, show_bytes
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
-from edgetrain.plan.fast import fast
+from edgetrain.plan.fast import fast, prepare
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.melon import melon
@@ -90,7 +91,7 @@ def plan(
     begin = time.monotonic()
     check_planner(planner)
     check_seconds("time_limit_s", time_limit_s)
-    aim = _aim(costs, budget, planner, page=page)
+    aim = aim_of(costs, budget, planner, page=page)
     task = problem(graph, costs, updates or keep_all(graph).updates)
     memory_bytes, left = budget.memory_bytes, None
     if budget.process_memory_bytes is not None:
@@ -109,7 +110,8 @@ def plan(
     return made
 
 
-def _aim(costs: Costs, budget: Budget, planner: str, *, page: bool) -> Aim:
+def aim_of(costs: Costs, budget: Budget, planner: str, *, page: bool) -> Aim:
+    """What the planner seeks with these costs, or why it cannot."""
     objective: Objective = "energy" if planner == "poet" else budget.objective
     by_energy = objective == "energy" or budget.energy_j is not None
     if by_energy and (
@@ -150,7 +152,8 @@ def known_to_work(
     order, peak = task.order, task.keep_all.peak_bytes
     if planner == "keep-all" or not recompute:
         return order, peak, "keep-all"
-    order, peak = smallest_by(task, SIMPLE[way], until=until)
+    walk = SIMPLE[way] if way == "chen" else functools.partial(SIMPLE[way], prepared=prepare(task))
+    order, peak = smallest_by(task, walk, until=until)
     made = task.plan(order, planner=way)
     _works(task, planner, use_cache).keep(max(task.keep_all.peak_bytes, peak), made)
     return made.items, peak, way

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
+from edgetrain.costs.table import OpCost
 from edgetrain.errors import Infeasible
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.plan.budget import show_bytes
@@ -57,13 +58,14 @@ def least_bytes(task: Problem) -> int:
     return sum(n for _, n in lasting(task.graph)) + max((op_bytes(task, number) for number in ops), default=0)
 
 
-def op_bytes(task: Problem, number: int) -> int:
-    """What is there beside the lasting tensors while the op runs for the first time, in the way that takes least."""
-    ways = task.costs.workspace_bytes
+def op_bytes(task: Problem, number: int, cost: OpCost | None = None) -> int:
+    """What is there beside the lasting tensors while the op runs for the first time, in the way that takes least.
+    cost: another than that of the problem."""
+    cost = cost or task.costs.ops[number]
     own = sum(task.size[s] for s in {*task.reads[number], *task.makes[number]})
-    fresh = own + ways["first"].get(number, 0)
+    fresh = own + cost.run("first").workspace_bytes
     if overwrites(task.graph, number):
-        fresh = min(fresh, own - task.size[task.makes[number][0]] + ways["over"].get(number, 0))
+        fresh = min(fresh, own - task.size[task.makes[number][0]] + cost.run("over").workspace_bytes)
     return fresh
 
 
@@ -79,13 +81,19 @@ def lasting(graph: Graph) -> list[tuple[str, int]]:
 
 
 def infeasible(
-    task: Problem, budget: int, order: Sequence[Item], smallest_bytes: int, *, found_by: str, bound_bytes: int = 0
+    task: Problem,
+    budget: int,
+    order: Sequence[Item],
+    smallest_bytes: int,
+    *,
+    found_by: str,
+    bound_bytes: int | None = None,
 ) -> Infeasible:
-    """order: one that keeps `smallest_bytes`. found_by: which planner found it. bound_bytes: one that is proven
-    otherwise."""
+    """order: one that keeps `smallest_bytes`. found_by: which planner found it. bound_bytes: the proven one, where it
+    is not the problem's own."""
     moment, alive = tightest(task, order)
     op = task.graph.ops[moment.op]
-    bound = max(bound_bytes, least_bytes(task))
+    bound = least_bytes(task) if bound_bytes is None else bound_bytes
     there = lasting(task.graph)
     where = f" of {op.module}" if op.module else ""
     total = show_bytes(sum(n for _, n in there))

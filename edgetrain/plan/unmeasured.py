@@ -29,9 +29,13 @@ from edgetrain.costs.work import Work, work
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
+from edgetrain.plan.budget import Budget
+from edgetrain.plan.lifetimes import overwrites, persistent_bytes
+from edgetrain.plan.micro_batches import TooSmall
 from edgetrain.plan.plan import Updates
+from edgetrain.plan.planning import GREEDY_S, aim_of, known_to_work
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.refusal import least_bytes, op_bytes
+from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
 
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
 QUICK_S = 0.5  # where all ops are measured in less, that is done before anything is said
@@ -40,10 +44,46 @@ _SMALL_BYTES = 16_384
 _FLOAT_S = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def takes_long(graph: Graph, *, use_cache: bool = True) -> bool:
-    """Whether measuring what the ops cost is worth to be put off."""
+def is_heavy(graph: Graph) -> bool:
+    """Whether measuring all ops takes long."""
     runs = 2 * (ROUNDS + 2)  # most ops can be run in two ways
-    return runs * sum(_guessed_s(work(graph, op)) for op in graph.ops) > QUICK_S and not (use_cache and is_known(graph))
+    return runs * sum(_guessed_s(work(graph, op)) for op in graph.ops) > QUICK_S
+
+
+def refuse_impossible(
+    graph: Graph,
+    memory_bytes: int,
+    *,
+    planner: str,
+    updates: Updates,
+    page: bool,
+    use_cache: bool = True,
+    at_once: bool = False,
+    may_run: Callable[[int], bool] = lambda n_bytes: True,
+) -> None:
+    """Raise `Infeasible` where a bound says that no plan keeps the budget, if measuring all ops would take long.
+
+    page: to a store, whose speed is not known yet. at_once: a `TooSmall` that knows the bound alone.
+    may_run: see `looked_at`.
+    """
+    store = Store(1.0, 1.0) if page else None
+    aim = aim_of(Costs(graph.key, "measured", (), store=store), Budget(memory_bytes), planner, page=page)
+    if not is_heavy(graph) or (use_cache and is_known(graph)):
+        return
+    upper = problem(graph, unmeasured(graph), updates)
+    if upper.keep_all.peak_bytes <= memory_bytes or least_bytes(upper) <= memory_bytes:
+        return
+    own = own_bytes(upper)
+    bound = max(own.values(), default=0) + persistent_bytes(graph)
+    if at_once and bound > memory_bytes:
+        raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
+    task, bound = looked_at(upper, may_run=may_run)
+    if bound <= memory_bytes:
+        return
+    order, peak, way = known_to_work(
+        task, planner, until=time.monotonic() + GREEDY_S / 2, use_cache=use_cache, recompute=aim.recompute
+    )
+    raise infeasible(task, memory_bytes, order, peak, found_by=f"the {way} planner", bound_bytes=bound)
 
 
 def _guessed_s(of: Work) -> float:
@@ -64,11 +104,14 @@ def unmeasured(graph: Graph, known: dict[int, dict[Way, Run]] | None = None, sto
 
 def _workspace(graph: Graph, number: int, of: Work) -> int:
     """More than any kernel was seen to take: convolutions reorder what they read and make, and those that oneDNN does
-    not run lay out their columns; others copy what they touch at most."""
+    not run lay out their columns; what works element by element, or by our own kernels, takes little; others copy what
+    they touch at most."""
     op = graph.ops[number]
     if op.view or of.kind == "nothing":
         return 0
     touched = sum(graph.storages[s].n_bytes for s in {graph.tensors[t].storage for t in (*op.reads, *op.creates)})
+    if op.kind.startswith("edgetrain.") or overwrites(graph, number):
+        return touched // 4 + _SMALL_BYTES
     if of.kind not in ("conv", "depthwise"):
         return touched + _SMALL_BYTES
     types = {getattr(torch, graph.tensors[t].dtype) for t in op.reads}
@@ -76,35 +119,30 @@ def _workspace(graph: Graph, number: int, of: Work) -> int:
     return 2 * touched + (0 if fast else of.columns_bytes) + _SMALL_BYTES
 
 
-def by_bytes(graph: Graph, updates: Updates) -> Problem:
-    """The problem without workspaces and times: what holds for it as a bound holds for the real one."""
-    return problem(graph, Costs(graph.key, "modelled", tuple(OpCost({"first": Run(0.0)}) for _ in graph.ops)), updates)
+def own_bytes(task: Problem) -> dict[int, int]:
+    """Op → what it reads and makes, without any workspace."""
+    nothing = OpCost({"first": Run(0.0)})
+    return {number: op_bytes(task, number, nothing) for number, op in enumerate(task.graph.ops) if not op.view}
 
 
-def looked_at(
-    graph: Graph, updates: Updates, *, until: float, may_run: Callable[[int], bool] = lambda n_bytes: True
-) -> tuple[Problem, int]:
-    """The problem with workspaces that no op exceeds, and a proven bound on every plan.
+def looked_at(upper: Problem, *, may_run: Callable[[int], bool] = lambda n_bytes: True) -> tuple[Problem, int]:
+    """The problem with the workspaces of its hungriest ops as they are, and a proven bound on every plan.
 
     may_run: whether an op that takes so many bytes by its arguments and results may be run here.
     """
-    bare = by_bytes(graph, updates)
-    upper = problem(graph, unmeasured(graph), updates)
+    graph, own = upper.graph, own_bytes(upper)
+    most = {number: op_bytes(upper, number) for number in own}
     known: dict[int, dict[Way, Run]] = {}
-    own, most = ({n: op_bytes(task, n) for n, op in enumerate(graph.ops) if not op.view} for task in (bare, upper))
-    lasting = bare.keep_all.persistent_bytes
-    bound = max(own.values(), default=0)
-    end = min(until, time.monotonic() + HUNGRIEST_S)
+    bound, end = max(own.values(), default=0), time.monotonic() + HUNGRIEST_S
     with without_a_trace():
         for number in sorted(most, key=lambda n: -most[n]) if arena.available() else ():
-            late = time.monotonic() + 2 * _guessed_s(work(graph, graph.ops[number])) > end
-            if most[number] <= bound or late or not may_run(own[number]):
+            if most[number] <= bound or not may_run(own[number]):
                 break
+            if time.monotonic() + _guessed_s(work(graph, graph.ops[number])) > end:
+                continue
             try:
                 known[number] = measure_events(graph, number)
             except UserError:
                 break  # it is said when all are measured
-            seen = replace(upper, costs=unmeasured(graph, known))
-            bound = max(bound, op_bytes(seen, number))
-    task = problem(graph, unmeasured(graph, known), updates)
-    return task, max(least_bytes(bare), lasting + bound)
+            bound = max(bound, op_bytes(upper, number, OpCost(known[number])))
+    return replace(upper, costs=unmeasured(graph, known)), persistent_bytes(graph) + bound

@@ -168,14 +168,14 @@ class Step:
         self,
         plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]],
         keep_all_bytes: Callable[[Graph, Updates | None], int],
+        refuse: Callable[[Graph, Updates | None, int], None] = lambda graph, updates, beside: None,
         *,
         allow_inexact: bool,
     ) -> MicroBatches:
         """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say.
         For what comes in see `Work`."""
-        return MicroBatches(
-            replace(self._maker.micro.work, plan=plan, keep_all_bytes=keep_all_bytes, allow_inexact=allow_inexact)
-        )
+        work = replace(self._maker.micro.work, plan=plan, keep_all_bytes=keep_all_bytes, refuse=refuse)
+        return MicroBatches(replace(work, allow_inexact=allow_inexact))
 
     @property
     def room_bytes(self) -> int | None:
