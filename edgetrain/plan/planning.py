@@ -16,7 +16,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.budget import Budget, Objective, show_bytes
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
-from edgetrain.plan.fast import fast, prepare
+from edgetrain.plan.fast import Prepared, fast, prepare
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.melon import melon
@@ -43,12 +43,21 @@ from edgetrain.plan.plan import (
 )
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.plan.refusal import Planner, infeasible, least_bytes, smallest_by
+from edgetrain.plan.refusal import Planner, infeasible
+from edgetrain.plan.refusal import least_bytes as least_bytes
+from edgetrain.plan.refusal import smallest_by as smallest_by
 from edgetrain.plan.refusal import tightest as tightest
 from edgetrain.plan.sage import sage
 from edgetrain.plan.validate import validate
 
 SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr, "melon": melon, "sage": sage}
+# For many budgets of one problem.
+PREPARED: dict[str, Callable[[Prepared], Planner]] = {
+    "fast": lambda ready: functools.partial(fast, prepared=ready),
+    "dtr": lambda ready: functools.partial(dtr, prepared=ready),
+    "melon": lambda ready: functools.partial(melon, prepared=ready),
+    "sage": lambda ready: functools.partial(sage, prepared=ready),
+}
 STARTS = 48  # greedy walks from which the best one is what "optimal" starts from: half a second
 SMALLEST = "as small as can be"
 WORKS = "known to work"
@@ -152,8 +161,7 @@ def known_to_work(
     order, peak = task.order, task.keep_all.peak_bytes
     if planner == "keep-all" or not recompute:
         return order, peak, "keep-all"
-    walk = SIMPLE[way] if way == "chen" else functools.partial(SIMPLE[way], prepared=prepare(task))
-    order, peak = smallest_by(task, walk, until=until)
+    order, peak = smallest_by(task, PREPARED[way](prepare(task)) if way in PREPARED else SIMPLE[way], until=until)
     made = task.plan(order, planner=way)
     _works(task, planner, use_cache).keep(max(task.keep_all.peak_bytes, peak), made)
     return made.items, peak, way

@@ -97,8 +97,11 @@ def unmeasured(graph: Graph, known: dict[int, dict[Way, Run]] | None = None, sto
         of = work(graph, op)
         workspace, made = _workspace(graph, number, of), calls.made_bytes(graph, op)
         run = Run(_guessed_s(of), (workspace, *made, -1) if workspace else made)
-        ways = {way: replace(found, time_s=run.time_s) for way, found in (known or {}).get(number, {}).items()}
-        ops.append(OpCost({"first": run} | ways))
+        ways: dict[Way, Run] = {
+            way: replace(found, time_s=run.time_s) for way, found in (known or {}).get(number, {}).items()
+        }
+        ways.setdefault("first", run)
+        ops.append(OpCost(ways))
     return Costs(graph.key, "modelled", tuple(ops), store=store)
 
 

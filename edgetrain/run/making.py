@@ -385,6 +385,7 @@ class StepMaker:
         """Before anything is measured, where that takes long."""
         if memory_bytes is None:
             return
+        doing(f"planning within {show_bytes(memory_bytes)}")
         begin = time.monotonic()
         try:
             with self._time.planning():
