@@ -18,11 +18,11 @@ be made again then stays.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from itertools import takewhile
 
 from edgetrain.plan import lifetimes
+from edgetrain.plan.fast import is_late
 from edgetrain.plan.problem import Problem
 
 
@@ -42,16 +42,14 @@ class _Forward:
     kept: frozenset[int]
 
 
-def chen(
-    problem: Problem, budget_bytes: int | None, *, segments: int | None = None, until: float = math.inf
-) -> tuple[int, ...] | None:
-    """`segments` fixes their number. until: the instant of `time.monotonic` from which on no more numbers are tried."""
+def chen(problem: Problem, budget_bytes: int | None, *, segments: int | None = None) -> tuple[int, ...] | None:
+    """`segments` fixes their number."""
     forward = _forward(problem)
     n = len(forward.positions)
     if segments is None and budget_bytes is None:
         segments = max(1, round(math.sqrt(n)))
     numbers = range(1, n + 1) if segments is None else [segments]
-    in_time = takewhile(lambda _: time.monotonic() < until, numbers)
+    in_time = takewhile(lambda _: not is_late(), numbers)
     orders = dict.fromkeys(_order(problem, forward, _cuts(problem, forward, number)) for number in in_time)
     for order in sorted(orders, key=problem.costs.time_s):
         if budget_bytes is None or problem.peak_bytes(order) <= budget_bytes:

@@ -19,7 +19,6 @@ copy: a storage that could not be made again at its next use stays.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from edgetrain.plan.fast import TICK_S, NoRoom, Prepared, Walk, prepare
@@ -29,23 +28,18 @@ Heuristic = Literal["dtr", "dtr_eq", "lru", "size"]
 
 
 def dtr(
-    problem: Problem,
-    budget_bytes: int,
-    *,
-    heuristic: Heuristic = "dtr",
-    prepared: Prepared | None = None,
-    until: float = math.inf,
+    problem: Problem, budget_bytes: int, *, heuristic: Heuristic = "dtr", prepared: Prepared | None = None
 ) -> tuple[int, ...] | None:
     ready = prepared or prepare(problem)
     try:
-        return tuple(ready.order[at] for at in _Online(ready, budget_bytes, heuristic, until).run())
+        return tuple(ready.order[at] for at in _Online(ready, budget_bytes, heuristic).run())
     except NoRoom:
         return None
 
 
 class _Online(Walk):
-    def __init__(self, ready: Prepared, budget: int, heuristic: Heuristic, until: float) -> None:
-        super().__init__(ready, budget, until=until)
+    def __init__(self, ready: Prepared, budget: int, heuristic: Heuristic) -> None:
+        super().__init__(ready, budget)
         self.heuristic = heuristic
         self.clock_s = 0.0
         self.accessed_s = [0.0] * len(ready.size)

@@ -29,7 +29,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -44,6 +46,23 @@ SHAKE = 0.1  # standard deviation of the logarithm of a shaken cost
 DEARER = 4.0  # factor by which a repair raises costs
 MOST_TIMES = 8  # a walk that runs more than so many times the ops of a step leads nowhere
 TICK_S = 1e-9  # added to times that may be nought
+
+
+_until: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+@contextmanager
+def walks_until(until: float) -> Iterator[None]:
+    """Greedy planners give up at this instant of `time.monotonic`, and find nothing more."""
+    before = _until.set(until)
+    try:
+        yield
+    finally:
+        _until.reset(before)
+
+
+def is_late() -> bool:
+    return time.monotonic() > _until.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +177,8 @@ def fast(
     tries: int = 4,
     polish: bool = True,
     repairs: int = 12,
-    until: float = math.inf,
 ) -> tuple[int, ...] | None:
-    """The order of least time that `tries` walks find, `score` first; the same for the same arguments.
-
-    until: the instant of `time.monotonic` from which on no walk goes on; so for all planners here.
-    """
+    """The order of least time that `tries` walks find, `score` first; the same for the same arguments, given time."""
     ready = prepared or prepare(problem)
     if ready.during.max(initial=0) <= budget_bytes:
         return ready.order
@@ -171,11 +186,11 @@ def fast(
     best: list[int] | None = None
     best_s, best_name = float("inf"), score
     for number in range(max(1, tries)):
+        if is_late():
+            break
         name = names[number] if number < len(names) else best_name
         shake = number if number >= len(names) else None
-        if time.monotonic() > until:
-            break
-        found = _walk(ready, budget_bytes, SCORES[name], shake, repairs if best is None else 0, until)
+        found = _walk(ready, budget_bytes, SCORES[name], shake, repairs if best is None else 0)
         if found is not None and polish:
             found = _Polish(ready, budget_bytes, found).run()
         time_s = sum(ready.again_s[at] for at in found) if found is not None else best_s
@@ -184,15 +199,13 @@ def fast(
     return None if best is None else tuple(ready.order[at] for at in best)
 
 
-def _walk(
-    ready: Prepared, budget: int, score: Score, shake: int | None, repairs: int, until: float
-) -> list[int] | None:
+def _walk(ready: Prepared, budget: int, score: Score, shake: int | None, repairs: int) -> list[int] | None:
     dearness = np.ones(len(ready.size))
     if shake is not None:
         dearness = np.exp(SHAKE * np.random.default_rng(shake).standard_normal(len(ready.size)))
     for _ in range(repairs + 1):
         try:
-            return Greedy(ready, budget, score, dearness, until=until).run()
+            return Greedy(ready, budget, score, dearness).run()
         except NoRoom as failed:
             if not failed.wanted:
                 return None
@@ -217,8 +230,8 @@ class Walk(ABC):
     sequence: the positions of the ops in the problem's order; -1 - s where storage s is paged in.
     """
 
-    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = (), *, until: float = math.inf) -> None:
-        self.ready, self.budget, self.until = ready, budget, until
+    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = ()) -> None:
+        self.ready, self.budget = ready, budget
         self.stored = frozenset(stored)
         count = len(ready.size)
         self.end = len(ready.order)
@@ -381,7 +394,7 @@ class Walk(ABC):
         self.sequence.append(at)
         if len(self.sequence) > MOST_TIMES * self.end + 100:
             self.fail()  # it makes again what it has just evicted, over and over
-        if time.monotonic() > self.until:
+        if is_late():
             raise NoRoom([])
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:
@@ -410,10 +423,8 @@ class Greedy(Walk):
         score: Score = SCORES["chain"],
         dearness: NDArray[np.float64] | None = None,
         stored: Iterable[int] = (),
-        *,
-        until: float = math.inf,
     ) -> None:
-        super().__init__(ready, budget, stored, until=until)
+        super().__init__(ready, budget, stored)
         self.score = score
         dearness = np.ones(len(ready.size)) if dearness is None else dearness
         self.dearness: list[float] = dearness.tolist()

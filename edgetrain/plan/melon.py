@@ -42,7 +42,6 @@ How the pool is calibrated, and where this departs from what was published:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -98,12 +97,9 @@ def melon(
     pooled: bool = True,
     hoist: Hoist = "at once",
     alignment: int = ALIGNMENT,
-    until: float = math.inf,
 ) -> tuple[int, ...] | None:
     """The order alone; see `calibrate`."""
-    found = calibrate(
-        problem, budget_bytes, prepared=prepared, pooled=pooled, hoist=hoist, alignment=alignment, until=until
-    )
+    found = calibrate(problem, budget_bytes, prepared=prepared, pooled=pooled, hoist=hoist, alignment=alignment)
     return None if found is None else found.order
 
 
@@ -115,7 +111,6 @@ def calibrate(
     pooled: bool = True,
     hoist: Hoist = "at once",
     alignment: int = ALIGNMENT,
-    until: float = math.inf,
 ) -> Calibrated | None:
     """
     pooled: False asks that the bytes alive keep the budget, not the pool: what TPS alone comes to. The pool that is
@@ -124,7 +119,7 @@ def calibrate(
     alignment: of every block of the pool, in bytes; sizes are rounded up to it.
     """
     ready = prepared or prepare(problem)
-    walk = _Progressive(ready, budget_bytes, pooled=pooled, hoist=hoist, alignment=alignment, until=until)
+    walk = _Progressive(ready, budget_bytes, pooled=pooled, hoist=hoist, alignment=alignment)
     try:
         sequence = walk.run()
     except NoRoom:
@@ -212,10 +207,8 @@ class _Progressive(Walk):
     """The walk's time is the number of ops that have run; a position that is to come is `ahead` of it by what has run
     again."""
 
-    def __init__(
-        self, ready: Prepared, budget: int, *, pooled: bool, hoist: Hoist, alignment: int, until: float
-    ) -> None:
-        super().__init__(ready, budget, until=until)
+    def __init__(self, ready: Prepared, budget: int, *, pooled: bool, hoist: Hoist, alignment: int) -> None:
+        super().__init__(ready, budget)
         self.pooled, self.hoist = pooled, hoist
         self.room_bytes = budget - ready.persistent_bytes
         self.pool = _Pool(alignment)

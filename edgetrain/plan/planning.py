@@ -16,7 +16,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.budget import Budget, Objective, show_bytes
 from edgetrain.plan.chen import chen
 from edgetrain.plan.dtr import dtr
-from edgetrain.plan.fast import Prepared, fast, prepare
+from edgetrain.plan.fast import fast, prepare, walks_until
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.melon import melon
@@ -51,13 +51,6 @@ from edgetrain.plan.sage import sage
 from edgetrain.plan.validate import validate
 
 SIMPLE: dict[str, Planner] = {"fast": fast, "chen": chen, "dtr": dtr, "melon": melon, "sage": sage}
-# For many budgets of one problem.
-PREPARED: dict[str, Callable[[Prepared], Planner]] = {
-    "fast": lambda ready: functools.partial(fast, prepared=ready),
-    "dtr": lambda ready: functools.partial(dtr, prepared=ready),
-    "melon": lambda ready: functools.partial(melon, prepared=ready),
-    "sage": lambda ready: functools.partial(sage, prepared=ready),
-}
 STARTS = 48  # greedy walks from which the best one is what "optimal" starts from: half a second
 SMALLEST = "as small as can be"
 WORKS = "known to work"
@@ -161,7 +154,8 @@ def known_to_work(
     order, peak = task.order, task.keep_all.peak_bytes
     if planner == "keep-all" or not recompute:
         return order, peak, "keep-all"
-    order, peak = smallest_by(task, PREPARED[way](prepare(task)) if way in PREPARED else SIMPLE[way], until=until)
+    walks = functools.partial(fast, prepared=prepare(task)) if way == "fast" else SIMPLE[way]
+    order, peak = smallest_by(task, walks, until=until)
     made = task.plan(order, planner=way)
     _works(task, planner, use_cache).keep(max(task.keep_all.peak_bytes, peak), made)
     return made.items, peak, way
@@ -250,7 +244,8 @@ class _Planning:
 
     def _simple(self, budget: int) -> Plan:
         """A greedy planner may fail here and keep a smaller budget."""
-        order: Sequence[Item] | None = SIMPLE[self.planner](self.task, budget, until=self._greedy_until)
+        with walks_until(self._greedy_until):
+            order: Sequence[Item] | None = SIMPLE[self.planner](self.task, budget)
         if order is None:
             order = self._worked(budget)
         if order is None:
@@ -304,12 +299,10 @@ class _Planning:
         if not self.aim.recompute:
             return None
         least = self._known(SMALLEST).keeping(budget)
-        half_s = max(GREEDY_S, self._left_s / 2)
-        starts: list[Sequence[Item] | None] = [
-            fast(self.task, budget, tries=STARTS, until=time.monotonic() + half_s),
-            self._worked(budget),
-            *(plan.items for plan in (below, least) if plan is not None),
-        ]
+        with walks_until(time.monotonic() + max(GREEDY_S, self._left_s / 2)):
+            greedy = fast(self.task, budget, tries=STARTS)
+        known = (plan.items for plan in (below, least) if plan is not None)
+        starts: list[Sequence[Item] | None] = [greedy, self._worked(budget), *known]
         found = [order for order in starts if order is not None]
         return min(found, key=lambda order: self.task.timing(order).time_s, default=None)
 

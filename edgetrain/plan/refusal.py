@@ -12,19 +12,19 @@ Out: `Infeasible`, with the lasting tensors by bytes, a bound that holds for eve
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Protocol
 
 from edgetrain.costs.table import OpCost
 from edgetrain.errors import Infeasible
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.plan.budget import show_bytes
+from edgetrain.plan.fast import is_late, walks_until
 from edgetrain.plan.lifetimes import Moment, alive_during, overwrites
 from edgetrain.plan.plan import Item
 from edgetrain.plan.problem import Problem
 
+Planner = Callable[[Problem, int], tuple[int, ...] | None]
 SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought
 _NAMED = 4  # tensors that a message names
 _WORDS: tuple[tuple[Role, str], ...] = (
@@ -33,22 +33,17 @@ _WORDS: tuple[tuple[Role, str], ...] = (
 )  # fmt: skip
 
 
-class Planner(Protocol):
-    """A greedy planner. until: the instant of `time.monotonic` at which it gives up."""
-
-    def __call__(self, problem: Problem, budget_bytes: int, *, until: float) -> tuple[int, ...] | None: ...
-
-
 def smallest_by(task: Problem, planner: Planner, *, until: float = math.inf) -> tuple[tuple[int, ...], int]:
     """The smallest budget that a planner was found to keep, by bisection, and its order there."""
     best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
-    while high - low > max(1, SMALLEST_STEP * high) and time.monotonic() < until:
-        middle = (low + high) // 2
-        order = planner(task, middle, until=until)
-        if order is None:
-            low = middle
-        else:
-            best, high = order, middle
+    with walks_until(until):
+        while high - low > max(1, SMALLEST_STEP * high) and not is_late():
+            middle = (low + high) // 2
+            order = planner(task, middle)
+            if order is None:
+                low = middle
+            else:
+                best, high = order, middle
     return best, high
 
 

@@ -16,26 +16,23 @@ Where eviction is not enough SAGE shrinks the micro-batch: `micro_batches.within
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from edgetrain.plan.fast import NoRoom, Prepared, Walk, prepare
 from edgetrain.plan.problem import Problem
 
 
-def sage(
-    problem: Problem, budget_bytes: int, *, prepared: Prepared | None = None, until: float = math.inf
-) -> tuple[int, ...] | None:
+def sage(problem: Problem, budget_bytes: int, *, prepared: Prepared | None = None) -> tuple[int, ...] | None:
     ready = prepared or prepare(problem)
     try:
-        return tuple(ready.order[at] for at in Sage(ready, budget_bytes, until=until).run())
+        return tuple(ready.order[at] for at in Sage(ready, budget_bytes).run())
     except NoRoom:
         return None
 
 
 class Sage(Walk):
-    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = (), *, until: float = math.inf) -> None:
-        super().__init__(ready, budget, stored, until=until)
+    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = ()) -> None:
+        super().__init__(ready, budget, stored)
         self.score = [(1e6 * own_s + 1) / (n + 1) for own_s, n in zip(ready.own_s, ready.size, strict=True)]
 
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
