@@ -7,7 +7,8 @@ Out: a plan that keeps the budget and has passed the validator; or `Infeasible`,
     time   ├─ bound ─┬─ greedy start ─┬──── search ────┬─ smallest budget ─┤ limit
                      └▶ impossible    └▶ a plan        └▶ a plan           └▶ none was found
 
-What a bound proves to be impossible is not searched for: the budget that works is then a greedy planner's.
+What a bound proves to be impossible is not searched for: the budget that works is then a greedy planner's, or what is
+found in half a second more.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ STARTS = 48  # greedy walks from which the best one is what "optimal" starts fro
 SMALLEST = "as small as can be"
 WORKS = "known to work"
 GREEDY_S = 1.0  # a greedy planner may take so long, however little time is left
+AT_ONCE_S = 0.5  # for the smallest budget that works, where the one that is asked for is impossible
 ENDING_S = 1.0  # a search that does not end by itself is ended so long after its time
 KEPT_PART = 0.25  # of the time: a smallest budget that was sought for less is sought again
 SEARCHING = ("optimal", "poet", "recompute-only", "page-only")
@@ -208,17 +210,13 @@ class _Planning:
         return max(0.0, self.until - time.monotonic())
 
     def _refused(self, budget: int) -> Infeasible:
-        """Without a search for the smallest budget that works; one that was found before is named."""
-        task = self.task
-        order, peak, way = known_to_work(
-            task, self.planner, until=time.monotonic() + GREEDY_S, use_cache=self.use_cache,
-            recompute=self.aim.recompute,
-        )  # fmt: skip
-        found_by = f"the {way} planner"
-        least = None if self.planner in (*SIMPLE, "keep-all") else self._smallest.keeping(task.keep_all.peak_bytes)
-        if least is not None and least.peak_bytes < peak:
-            order, peak, found_by = least.items, least.peak_bytes, "a search"
-        return infeasible(task, budget, order, peak, found_by=found_by)
+        """What is proven to be impossible: a budget that works is named at once, after a short search at most."""
+        if self.planner in (*SIMPLE, "keep-all"):
+            order, peak, way = known_to_work(
+                self.task, self.planner, until=time.monotonic() + GREEDY_S, use_cache=self.use_cache
+            )  # fmt: skip
+            return infeasible(self.task, budget, order, peak, found_by=f"the {way} planner")
+        return self._none_found(budget, min(self._left_s, AT_ONCE_S))
 
     @property
     def _smallest(self) -> KnownPlans:
@@ -272,7 +270,7 @@ class _Planning:
         except child.Ended:
             if start is not None:
                 return self._kept(task.plan(start, planner="fast"))
-            raise self._none_found(budget) from None
+            raise self._none_found(budget, self._left_s) from None
         order = found.order
         if order is None and self.aim.most:
             # What stands in the way: memory alone, or the limits as well?
@@ -283,7 +281,7 @@ class _Planning:
                     self._kept(task.plan(free.order, planner=name))
                 order = free.order
         if order is None:
-            order, peak, found_by = self._least()
+            order, peak, found_by = self._least(self._left_s)
             if peak > budget:
                 raise infeasible(task, budget, order, peak, found_by=found_by)
         whole, extra = task.timing(task.order), found.extra_bound
@@ -301,7 +299,7 @@ class _Planning:
         least = self._known(SMALLEST).keeping(budget)
         with walks_until(time.monotonic() + max(GREEDY_S, self._left_s / 2)):
             greedy = fast(self.task, budget, tries=STARTS)
-        known = (plan.items for plan in (below, least) if plan is not None)
+        known = (plan.items for plan in (below, least, self._searched.keeping(budget)) if plan is not None)
         starts: list[Sequence[Item] | None] = [greedy, self._worked(budget), *known]
         found = [order for order in starts if order is not None]
         return min(found, key=lambda order: self.task.timing(order).time_s, default=None)
@@ -316,30 +314,38 @@ class _Planning:
         items = answer.pop("items")
         return replace(Found(**answer), order=None if items is None else items_from_json(items))
 
-    def _none_found(self, budget: int) -> Infeasible:
-        order, peak, found_by = self._least()
+    def _none_found(self, budget: int, search_s: float) -> Infeasible:
+        order, peak, found_by = self._least(search_s)
         return infeasible(self.task, budget, order, peak, found_by=found_by)
 
-    def _least(self) -> tuple[tuple[Item, ...], int, str]:
+    def _least(self, search_s: float) -> tuple[tuple[Item, ...], int, str]:
         """An order with a peak as small as was found, now or before, that peak, and what found it."""
-        task, known, left_s = self.task, self._smallest, self._left_s
-        least = known.keeping(task.keep_all.peak_bytes)
-        if least is not None:
-            return least.items, least.peak_bytes, "a search"
+        task, most = self.task, self.task.keep_all.peak_bytes
+        earlier = self._smallest.keeping(most) or (self._searched.keeping(most) if search_s <= AT_ONCE_S else None)
+        if earlier is not None:
+            return earlier.items, earlier.peak_bytes, "a search"
         order, peak, way = known_to_work(
-            task, self.planner, until=self._greedy_until, use_cache=self.use_cache, recompute=self.aim.recompute
-        )
+            task, self.planner, until=time.monotonic() + GREEDY_S, use_cache=self.use_cache,
+            recompute=self.aim.recompute,
+        )  # fmt: skip
+        begin = time.monotonic()
         with contextlib.suppress(child.Ended):
             found = child.forked(
-                lambda: items_to_json(smallest(task, aim=self.aim, time_limit_s=left_s)),
-                most_bytes=self.solver_bytes, time_limit_s=left_s + ENDING_S,
+                lambda: items_to_json(smallest(task, aim=self.aim, time_limit_s=search_s)),
+                most_bytes=self.solver_bytes, time_limit_s=search_s + min(search_s, ENDING_S),
             )  # fmt: skip
             least = task.plan(min((order, items_from_json(found)), key=task.peak_bytes), planner="optimal")
-            if left_s >= KEPT_PART * self.time_limit_s:
-                known.keep(task.keep_all.peak_bytes, least)
+            to_the_end = time.monotonic() - begin < search_s
+            whole = to_the_end or search_s >= KEPT_PART * self.time_limit_s
+            (self._smallest if whole else self._searched).keep(most, least)
             if least.peak_bytes < peak:
                 return least.items, least.peak_bytes, "a search"
         return order, peak, f"the {way} planner"
+
+    @property
+    def _searched(self) -> KnownPlans:
+        """What a short search found."""
+        return self._known(f"{SMALLEST}, in short, {self.aim}")
 
 
 def _why_not_paged(task: Problem, made: Plan) -> str:
