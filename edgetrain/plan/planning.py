@@ -44,6 +44,7 @@ from edgetrain.plan.plan import (
 )
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.plan.refusal import SMALLEST_STEP as SMALLEST_STEP
 from edgetrain.plan.refusal import Planner, infeasible
 from edgetrain.plan.refusal import least_bytes as least_bytes
 from edgetrain.plan.refusal import smallest_by as smallest_by
