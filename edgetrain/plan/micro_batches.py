@@ -256,8 +256,9 @@ def parts_of(plan: Plan) -> tuple[Plan, ...]:
 
 def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasible:
     """The same answer for a step in micro-batches."""
-    first, *rest = str(answer).splitlines()
     smallest, bound = answer.smallest_bytes + kept, answer.bound_bytes + kept
+    words = str(answer).replace(f"{answer.smallest_bytes} bytes", f"{smallest} bytes")
+    first, *rest = words.replace(f"{answer.bound_bytes} bytes", f"{bound} bytes").splitlines()
     rest = [line for line in rest if not line.startswith("  next step")]
     fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
     return answer.in_words(

@@ -184,7 +184,7 @@ class _Planning:
     def within(self, budget: int | None) -> Plan:
         keep_all = self.task.keep_all
         fits = budget is None or keep_all.peak_bytes <= budget
-        if (self.planner == "keep-all" or self.planner != "chen") and fits:
+        if fits and self.planner != "chen":
             return self._kept(keep_all)  # nothing takes less time or energy
         if budget is None:
             raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory_bytes")
