@@ -13,6 +13,7 @@ Slices differ by one sample at most, the larger ones first, so there are at most
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -257,8 +258,8 @@ def parts_of(plan: Plan) -> tuple[Plan, ...]:
 def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasible:
     """The same answer for a step in micro-batches."""
     smallest, bound = answer.smallest_bytes + kept, answer.bound_bytes + kept
-    words = str(answer).replace(f"{answer.smallest_bytes} bytes", f"{smallest} bytes")
-    first, *rest = words.replace(f"{answer.bound_bytes} bytes", f"{bound} bytes").splitlines()
+    with_kept = {str(answer.smallest_bytes): smallest, str(answer.bound_bytes): bound}
+    first, *rest = re.sub(r"\b\d+(?= bytes)", lambda m: str(with_kept.get(m[0], m[0])), str(answer)).splitlines()
     rest = [line for line in rest if not line.startswith("  next step")]
     fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
     return answer.in_words(
