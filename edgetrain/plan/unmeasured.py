@@ -39,7 +39,7 @@ from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
 
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
 QUICK_S = 0.5  # where all ops are measured in less, that is done before anything is said
-HUNGRIEST_S = 0.6  # for measuring the hungriest ops
+HUNGRIEST_S = 0.5  # for measuring the hungriest ops
 _SMALL_BYTES = 16_384
 _FLOAT_S = (torch.float32, torch.bfloat16, torch.float16)
 

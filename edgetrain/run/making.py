@@ -48,7 +48,7 @@ from edgetrain.run.options import Options
 
 T = TypeVar("T")
 ADVICE_S = 1.0  # for what micro-batches would do, where that takes long
-AT_ONCE_S = 1.6  # in which an impossible budget is refused, with that
+AT_ONCE_S = 1.3  # after capture, in which an impossible budget is refused, with that
 MANY_OPS = 1500  # a graph of more takes seconds to capture
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,7 +100,7 @@ class StepMaker:
         self._quickly = False  # do not search for what a bound rules out
         self._time = TimeLeft(options.plan_time_s)
         self._advising = False
-        self._refused_s: float | None = None  # what it took to refuse a budget before anything was measured
+        self._captured_at = 0.0
         self._slow = False  # whether looking at another graph of this model may take seconds
         apart = options.process_memory_bytes is not None
         self.micro = MicroBatches(
@@ -114,7 +114,7 @@ class StepMaker:
     def new(self, batch: tuple[Any, ...]) -> Variant:
         """What trains on batches like this one, within what was asked for."""
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
-        self._quickly, self._refused_s = False, None
+        self._quickly = False
         # In micro-batches there are several plans, and nobody knows how many: each takes half of what is left.
         self._time = TimeLeft(self.options.plan_time_s, 1.0 if count == 1 else 0.5)
         if self.options.follow is not None:
@@ -123,7 +123,7 @@ class StepMaker:
             try:
                 return self._whole(batch)
             except Infeasible as answer:
-                line = self._advice(functools.partial(self.micro.would_do, batch, answer))
+                line = self._advice(functools.partial(self.micro.would_do, batch, answer), answer)
                 raise with_line(answer, f"micro-batches: {line}") from None
         if count == 1 or (count == "auto" and self.options.keeps_all):
             return self._whole(batch)
@@ -139,9 +139,9 @@ class StepMaker:
         return within(samples, attempt, count)
 
     def _why_refused(self, batch: tuple[Any, ...], refused: UserError, answer: Infeasible) -> str:
-        return self._advice(functools.partial(self.micro.why_refused, batch, refused, answer))
+        return self._advice(functools.partial(self.micro.why_refused, batch, refused, answer), answer)
 
-    def _advice(self, work: Callable[[], str]) -> str:
+    def _advice(self, work: Callable[[], str], answer: Infeasible) -> str:
         """What `work` says of micro-batches; where that may take long, within `ADVICE_S`, in a process of its own."""
         doing("looking at micro-batches")
         if not self._slow:
@@ -152,8 +152,8 @@ class StepMaker:
             self._advising = True
             return work()
 
-        # What is refused at once is answered at once.
-        limit_s = ADVICE_S if self._refused_s is None else max(0.0, AT_ONCE_S - self._refused_s)
+        impossible = (self.options.memory_bytes or 0) < answer.bound_bytes  # what is proven is said at once
+        limit_s = max(0.0, AT_ONCE_S - (time.monotonic() - self._captured_at)) if impossible else ADVICE_S
         try:
             found: str = child.forked(alone, time_limit_s=limit_s)
             return found
@@ -198,7 +198,7 @@ class StepMaker:
 
         captured = capture() if self.options.process_memory_bytes is None else captured_apart(capture)
         graph = captured.graph
-        self._slow = is_heavy(graph) or len(graph.ops) > MANY_OPS
+        self._slow, self._captured_at = is_heavy(graph) or len(graph.ops) > MANY_OPS, time.monotonic()
         if memory_format == "channels_last" and self.options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)
             if trains_unfused(graph):
@@ -386,17 +386,12 @@ class StepMaker:
         if memory_bytes is None:
             return
         doing(f"planning within {show_bytes(memory_bytes)}")
-        begin = time.monotonic()
-        try:
-            with self._time.planning():
-                refuse_impossible(
-                    graph, memory_bytes, planner=self._planner, updates=updates, page=self.page_to is not None,
-                    use_cache=self.options.use_cache, at_once=self._quickly,
-                    may_run=lambda n_bytes: most_bytes is None or n_bytes <= most_bytes,
-                )  # fmt: skip
-        except Infeasible:
-            self._refused_s = time.monotonic() - begin
-            raise
+        with self._time.planning():
+            refuse_impossible(
+                graph, memory_bytes, planner=self._planner, updates=updates, page=self.page_to is not None,
+                use_cache=self.options.use_cache, at_once=self._quickly,
+                may_run=lambda n_bytes: most_bytes is None or n_bytes <= most_bytes,
+            )  # fmt: skip
 
     def _refuse_part(
         self, graph: Graph, updates: Updates | None, beside: int, *, memory_bytes: int | None = None
