@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -15,8 +16,16 @@ from edgetrain.run.activity import doing
 def test_the_spinner_follows_the_work_on_a_terminal_alone(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(output, "notes", Console(file=written, force_terminal=terminal, width=80))
+
+    def wait_for(words: str) -> None:
+        end = time.monotonic() + 10
+        while terminal and words not in written.getvalue() and time.monotonic() < end:
+            time.sleep(0.02)
+
     with output.working("capturing [the step]"):
+        wait_for("capturing")
         doing("planning within 300 MB")
+        wait_for("planning")
     doing("nobody listens any more")
     said = written.getvalue()
     assert ("capturing [the step]" in said) == terminal
