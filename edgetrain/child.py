@@ -19,6 +19,7 @@ import json
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -40,11 +41,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Ended(InternalError):
-    """The other process was killed, most likely for lack of memory."""
+    """The other process was killed, for lack of memory or of time."""
 
 
-def forked(work: Callable[[], Any], *, most_bytes: int | None = None) -> Any:
-    """What `work` returns in a copy of this process. `Ended` if it takes more than `most_bytes` of its own."""
+def forked(work: Callable[[], Any], *, most_bytes: int | None = None, time_limit_s: float | None = None) -> Any:
+    """What `work` returns in a copy of this process. `Ended` if it takes more than `most_bytes` of its own, or more
+    time than the limit."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking beside threads: see above
@@ -55,7 +57,7 @@ def forked(work: Callable[[], Any], *, most_bytes: int | None = None) -> Any:
     os.close(writer)
     try:
         with os.fdopen(reader, "rb") as pipe:
-            said = pipe.read()
+            said = pipe.read() if _answers(reader, time_limit_s) else b""
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -66,6 +68,13 @@ def forked(work: Callable[[], Any], *, most_bytes: int | None = None) -> Any:
     if "failed" in answer:
         raise InternalError(f"a process that worked for this one failed: {answer['failed']}")
     return answer["found"]
+
+
+def _answers(reader: int, time_limit_s: float | None) -> bool:
+    """Wait for the first byte, or the end; the answer comes in one piece."""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    return bool(poll.poll(None if time_limit_s is None else 1e3 * max(time_limit_s, 0.0)))
 
 
 def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoReturn:

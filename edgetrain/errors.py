@@ -11,6 +11,7 @@ The command line prints the first two as one short message (exit code 1); it nev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 
 class EdgetrainError(Exception):
@@ -49,6 +50,8 @@ class Infeasible(EdgetrainError):
     smallest_bytes: the smallest budget that is known to work when asked for.
     bound_bytes:    no schedule at all fits in less than this (proven).
     alive:          names of the tensors alive at the tightest op, largest first.
+    lasting:        name and bytes of what lasts through the step whatever the plan: parameters, optimizer state,
+                    buffers, the batch; largest first.
     least_time_s, least_energy_j: the least that was found, where a limit on one of them stands in the way.
     """
 
@@ -60,15 +63,29 @@ class Infeasible(EdgetrainError):
         bound_bytes: int,
         op: str | None = None,
         alive: Sequence[str] = (),
+        lasting: Sequence[tuple[str, int]] = (),
         least_time_s: float | None = None,
         least_energy_j: float | None = None,
     ) -> None:
         self.smallest_bytes = smallest_bytes
         self.bound_bytes = bound_bytes
         self.op = op
-        self.alive = tuple(alive)
+        self.alive, self.lasting = tuple(alive), tuple(lasting)
         self.least_time_s, self.least_energy_j = least_time_s, least_energy_j
         super().__init__(what)
+
+    def in_words(
+        self, what: str, *, smallest_bytes: int | None = None, bound_bytes: int | None = None,
+        beside: Sequence[tuple[str, int]] = (),
+    ) -> Self:  # fmt: skip
+        """The same evidence in other words, and with other bounds where they are given. beside: what lasts too."""
+        return type(self)(
+            what,
+            smallest_bytes=self.smallest_bytes if smallest_bytes is None else smallest_bytes,
+            bound_bytes=self.bound_bytes if bound_bytes is None else bound_bytes,
+            op=self.op, alive=self.alive, lasting=sorted((*self.lasting, *beside), key=lambda pair: -pair[1]),
+            least_time_s=self.least_time_s, least_energy_j=self.least_energy_j,
+        )  # fmt: skip
 
 
 class InternalError(EdgetrainError):

@@ -14,7 +14,7 @@ from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
 from edgetrain.cli.options import Batch, Side, Width, numeric, one_of
-from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, load_project
@@ -26,6 +26,7 @@ from edgetrain.firmware.target import load_target
 from edgetrain.graph.capture import capture
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.plan import Plan
+from edgetrain.run.activity import doing
 from edgetrain.zoo.tasks import Task
 
 Example = tuple[torch.Tensor, ...]
@@ -75,11 +76,15 @@ def export(
     net.train()
     settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
     updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
-    with told_of_batch(model, "a random batch" if data is None else data, example):
-        graph = lower_for_firmware(capture(net, task.loss, updates, example), net)
-    plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
-    project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
-    checked = _checked(project, net, task, updates, example, check) if check else []
+    with working("capturing the step"):
+        with told_of_batch(model, "a random batch" if data is None else data, example):
+            graph = lower_for_firmware(capture(net, task.loss, updates, example), net)
+        doing(f"planning for {chosen_target.device.name}")
+        plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
+        doing(f"writing {out}")
+        project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
+        doing("comparing every tensor with PyTorch")
+        checked = _checked(project, net, task, updates, example, check) if check else []
     wrong = [row for row in checked if not row.right]
     if json:
         print_json(_as_json(project, plan, checked))

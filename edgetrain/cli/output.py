@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+
+from edgetrain.run.activity import shown_by
 
 notes = Console(stderr=True, highlight=False)
 results = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner that says what is being done, which changes as the work goes on (`run/activity.py`); nothing where
+    standard error is no terminal."""
+    if not notes.is_terminal:
+        yield
+        return
+    with notes.status(escape(what)) as spinner, shown_by(lambda words: spinner.update(escape(words))):
+        yield
 
 
 # What Python calls otherwise than commands do.

@@ -24,7 +24,7 @@ from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
-from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
 from edgetrain.cli.plan_study import Study, costs_of
 from edgetrain.costs.table import Costs
@@ -34,14 +34,16 @@ from edgetrain.graph.ir import Graph
 from edgetrain.measure.picture import Curve, Picture, Table
 from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
-from edgetrain.plan.budget import Budget, parse_bytes
+from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.micro_batches import MicroPlan, number_of
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.plan.unmeasured import refuse_impossible
 from edgetrain.plan.validate import validate
 from edgetrain.ranges import shown
 from edgetrain.report.memory import blocks, top_bytes, write_page
+from edgetrain.run.activity import doing
 from edgetrain.run.making import StepMaker
 from edgetrain.run.options import Options
 from edgetrain.run.step import Step
@@ -72,7 +74,7 @@ def plan(
     most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
     most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
-    time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search of each plan.")] = 10.0,
+    time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search, of all plans together.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
@@ -120,7 +122,7 @@ def plan(
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
     count = 1 if parts else number_of(asked, planner)
     loaded = Plan.load(load) if load is not None else None
-    with removed_if_interrupted(out) if out is not None else nullcontext():
+    with removed_if_interrupted(out) if out is not None else nullcontext(), working("capturing the step"):
         folder = RunFolder.create(out) if out is not None else None
         net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
         net.train()
@@ -131,11 +133,13 @@ def plan(
             step.of_shape(*example)
         if loaded is not None:
             _refuse_other(step.graph, loaded, load)
+        left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
+        budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
+        if target is None and budget is not None and loaded is None and count == 1 and not parts:
+            _refuse_impossible(step, budget, planner, page_to, left, process_bytes)
         study = Study(
             step.graph, costs_of(step.graph, target, page_to), step.plan, planner, time_limit, target, limits
         )  # fmt: skip
-        left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
-        budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
         made, micro = None, None
         if count != 1:
             try:
@@ -211,6 +215,21 @@ def _refuse_other(graph: Graph, loaded: Plan, file: Path | None) -> None:
         validate(graph, loaded)
     except InternalError as error:  # a file may hold anything: this is not a defect of ours
         raise UserError(f"{file} holds no legal plan", received=str(error).splitlines()[0]) from error
+
+
+def _refuse_impossible(
+    step: Step, budget: int, planner: str, page_to: Path | None, left: int | None, process_bytes: int | None
+) -> None:
+    """Before anything is measured."""
+    doing(f"planning within {show_bytes(budget)}")
+    try:
+        refuse_impossible(
+            step.graph, budget, planner=planner, updates=step.plan.updates, page=page_to is not None
+        )  # fmt: skip
+    except Infeasible as answer:
+        if left != budget or process_bytes is None:
+            raise
+        raise in_process(answer, left, process_bytes) from None
 
 
 # ---- what is kept and printed

@@ -19,6 +19,9 @@ from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
+from edgetrain.plan.time_left import TimeLeft
+from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
+from edgetrain.run.activity import doing
 from edgetrain.run.micro_batches import LAST, Planned
 from edgetrain.run.step import Step
 
@@ -77,6 +80,14 @@ def in_micro_batches(
     whole batch."""
     quickly = False
     samples = sample_items(example)[0]
+    time_left = TimeLeft(study.time_limit_s, 0.5)  # several plans, nobody knows how many
+
+    def refuse(graph: Graph, updates: Updates | None, beside: int) -> None:
+        if budget is not None and study.device is None:
+            refuse_impossible(
+                graph, max(1, budget - beside), planner=study.planner, updates=updates or keep_all(graph).updates,
+                page=False, at_once=quickly,
+            )  # fmt: skip
 
     def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
         costs = costs_of(graph, study.device)
@@ -85,30 +96,35 @@ def in_micro_batches(
             bound = least_bytes(problem(graph, costs, where))
             raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
         left = None if budget is None else max(1, budget - beside)
-        made = make_plan(
-            graph,
-            costs,
-            replace(study.limits, memory_bytes=left),
-            planner=study.planner,
-            time_limit_s=study.time_limit_s,
-            updates=where,
-            exact=exact,
-        )
+        doing("planning" if left is None else f"planning within {show_bytes(left)}")
+        with time_left.planning() as left_s:
+            made = make_plan(
+                graph,
+                costs,
+                replace(study.limits, memory_bytes=left),
+                planner=study.planner,
+                time_limit_s=study.time_limit_s,
+                updates=where,
+                exact=exact,
+                left_s=left_s,
+            )
         return made, costs
 
     def attempt(number: int, bounded: bool) -> _Attempt:
         nonlocal quickly
         quickly = bounded
         if number <= 1:
-            return _Attempt(study.plan(budget))
+            with time_left.planning() as left_s:
+                return _Attempt(study.plan(budget, left_s))
         planned = parts.planned(tuple(example), number)
         return _Attempt(planned.plan, planned)
 
     def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
-        costs = costs_of(graph, study.device)
+        by_bytes = study.device is None and is_heavy(graph)
+        costs = unmeasured(graph) if by_bytes else costs_of(graph, study.device)
         return problem(graph, costs, updates or keep_all(graph).updates).keep_all.peak_bytes
 
-    parts = step.in_micro_batches(plan_one, keep_all_bytes, allow_inexact=allow_inexact)
+    parts = step.in_micro_batches(plan_one, keep_all_bytes, refuse, allow_inexact=allow_inexact)
     if isinstance(count, int):
         made = attempt(min(count, samples), False)
     elif budget is None:

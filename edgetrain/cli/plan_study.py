@@ -6,16 +6,13 @@ In:  a graph, what its ops cost here or on a device, a planner. Out: plans, a `P
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-from edgetrain.cli.output import notes
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.model import model_costs, resident_bytes
 from edgetrain.costs.table import Costs
@@ -31,7 +28,9 @@ from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.planning import tightest
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process
+from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.timing import play
+from edgetrain.run.activity import doing
 
 _LASTING: tuple[tuple[str, Role], ...] = (
     ("parameters", "parameter"), ("optimizer state", "state"), ("buffers", "buffer"), ("inputs", "input"),
@@ -54,16 +53,12 @@ def costs_of(graph: Graph, device: Device | None, page_to: Path | None = None) -
     """Modelled for the device, or measured here; page_to: a folder on the storage that may be paged to."""
     if device is not None:
         return model_costs(graph, device)
-    with _bar("measuring ops") as progress:
-        return measure_costs(graph, progress=progress, page_to=page_to)
 
+    def progress(done: int, total: int) -> None:
+        doing(f"measuring what the ops cost, {done} of {total}")
 
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    columns = (TextColumn(what), BarColumn(bar_width=32), MofNCompleteColumn())
-    with Progress(*columns, console=notes, transient=True) as progress:
-        line = progress.add_task("", total=None)
-        yield lambda done, total: progress.update(line, completed=done, total=total)
+    doing("measuring what the ops cost")
+    return measure_costs(graph, progress=progress, page_to=page_to)
 
 
 @dataclass(frozen=True)
@@ -89,9 +84,10 @@ class Study:
     def keep_all(self) -> Plan:
         return self.task.plan(self.task.order, planner="keep-all", exact=self.captured.exact)
 
-    def plan(self, memory_bytes: int | None) -> Plan:
-        with notes.status(f"planning, {self.time_limit_s:g} s of search at most"):
-            return self._plan(memory_bytes)
+    def plan(self, memory_bytes: int | None, left_s: float | None = None) -> Plan:
+        within = "" if memory_bytes is None else f" within {show_bytes(memory_bytes)}"
+        doing(f"planning{within}, {self.time_limit_s:g} s of search at most")
+        return self._plan(memory_bytes, left_s)
 
     def plan_for_process(self, memory_bytes: int, process_bytes: int) -> Plan:
         """As `plan`, where a bound on the process leaves this much; an Infeasible speaks of the process then."""
@@ -100,11 +96,11 @@ class Study:
         except Infeasible as answer:
             raise in_process(answer, memory_bytes, process_bytes) from None
 
-    def _plan(self, memory_bytes: int | None) -> Plan:
+    def _plan(self, memory_bytes: int | None, left_s: float | None = None) -> Plan:
         return make_plan(
             self.graph, self.costs, replace(self.limits, memory_bytes=memory_bytes),
             planner=self.planner, time_limit_s=self.time_limit_s,
-            updates=self.captured.updates, exact=self.captured.exact,
+            updates=self.captured.updates, exact=self.captured.exact, left_s=left_s,
         )  # fmt: skip
 
     def judged(self, loaded: Plan, memory_bytes: int | None) -> Plan:
@@ -133,29 +129,31 @@ class Study:
         points: list[Point] = []
         bounds: dict[str, float] = {}
         failed: Infeasible | None = None
-        with _bar("planning") as progress:
-            for done, part in enumerate(parts):
-                progress(done, len(parts))
-                point = Point(lasting + round(part * most), part)
-                if failed is None or point.memory_bytes >= failed.smallest_bytes:
-                    try:
-                        point = self._point(point, bounds)
-                    except Infeasible as answer:
-                        failed = answer
-                points.append(point)
+        time_left = TimeLeft(self.time_limit_s)
+        for done, part in enumerate(parts):
+            doing(f"planning budget {done + 1} of {len(parts)}")
+            time_left.part = 1 / (len(parts) - done)
+            point = Point(lasting + round(part * most), part)
+            if failed is None or point.memory_bytes >= failed.smallest_bytes:
+                try:
+                    point = self._point(point, bounds, time_left)
+                except Infeasible as answer:
+                    failed = answer
+            points.append(point)
         if failed is None:
             return Frontier(tuple(points))
         if failed.smallest_bytes not in {point.memory_bytes for point in points}:
             with suppress(Infeasible):  # another planner than this one may have found it
                 part = (failed.smallest_bytes - lasting) / max(1, most)
-                points.append(self._point(Point(failed.smallest_bytes, part), bounds))
+                points.append(self._point(Point(failed.smallest_bytes, part), bounds, time_left))
         points.sort(key=lambda point: -point.memory_bytes)
         return Frontier(tuple(points), failed.smallest_bytes, failed.bound_bytes)
 
-    def _point(self, point: Point, bounds: dict[str, float]) -> Point:
+    def _point(self, point: Point, bounds: dict[str, float], time_left: TimeLeft) -> Point:
         """bounds: class of schedules → the highest bound so far. Budgets come from large to small, and what no schedule
         can do in more memory none can do in less."""
-        made = self._plan(point.memory_bytes)
+        with time_left.planning() as left_s:
+            made = self._plan(point.memory_bytes, left_s)
         if made.bound is not None and made.bound.time_s is not None:
             kind = made.bound.schedules
             bounds[kind] = max(made.bound.time_s, bounds.get(kind, 0.0))

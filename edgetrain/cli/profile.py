@@ -18,7 +18,7 @@ from edgetrain.cli.live_view import LiveView
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.options import Batch, Classes, Side, Threads, Width, numeric, one_of
-from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
 from edgetrain.measure.processor import parse_cores
 from edgetrain.measure.profile import Profile, found_sources
@@ -91,7 +91,7 @@ def profile(
         net.train()
         settings = {"momentum": 0.9} if optimizer == "sgd" else {}
         updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
-        with told_of_batch(model, "a random batch", example):
+        with told_of_batch(model, "a random batch", example), working("capturing the step"):
             step = prepare(
                 net, task.loss, updates, example, memory=memory, planner=planner, page_to=page_to,
                 micro_batches=number_of_micro_batches(micro_batches), allow_inexact=allow_inexact,

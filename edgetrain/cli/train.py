@@ -22,7 +22,7 @@ from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
 from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
-from edgetrain.cli.output import Json, notes, print_json, results, stopped
+from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted, write_atomic
 from edgetrain.plan.budget import parse_bytes, show_bytes
@@ -205,7 +205,8 @@ def _run(
         first = _to(data.train.batch(torch.arange(config.batch) % len(data.train)), place)
 
     def make_step() -> Any:
-        with told_of_batch(given["model"], f"the data set {given['data']}", first):
+        source = f"the data set {given['data']}"
+        with told_of_batch(given["model"], source, first), working("capturing the step"):
             step = prepare(
                 net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner,
                 page_to=page_to, micro_batches=micro_batches, allow_inexact=allow_inexact,
@@ -247,19 +248,27 @@ def _bar(task: Task) -> Iterator[Any]:
         TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
     )  # fmt: skip
     accuracy = ""
-    with Progress(*columns, console=notes) as progress:
-        line: TaskID = progress.add_task("", total=1, epoch="", text="starting")
+    progress = Progress(*columns, console=notes)
+    line: TaskID = progress.add_task("", total=1, epoch="", text="starting")
+    begun = False  # before the first step a spinner says what is being done
 
-        def watch(p: TrainProgress) -> None:
-            nonlocal accuracy
-            epoch = f"{min(p.epoch + 1, p.epochs)}/{p.epochs}"
-            if p.phase == "train":
-                text = fitting(shown(p, accuracy), room(notes.width, epoch))
-                progress.update(line, completed=p.done, total=p.total, epoch=epoch, text=text)
-            elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
-                accuracy = f"accuracy {100 * p.accuracy:.2f} %"
+    def watch(p: TrainProgress) -> None:
+        nonlocal accuracy, begun
+        if not begun:
+            begun = True
+            progress.start()
+        epoch = f"{min(p.epoch + 1, p.epochs)}/{p.epochs}"
+        if p.phase == "train":
+            text = fitting(shown(p, accuracy), room(notes.width, epoch))
+            progress.update(line, completed=p.done, total=p.total, epoch=epoch, text=text)
+        elif p.phase == "evaluate" and task.accuracy is not None and p.accuracy is not None and p.done == p.total:
+            accuracy = f"accuracy {100 * p.accuracy:.2f} %"
 
+    try:
         yield watch
+    finally:
+        if begun:
+            progress.stop()
 
 
 def room(width: int, epoch: str) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +38,7 @@ from edgetrain.native.surely import surely
 from edgetrain.ops.call import without_autocast
 from edgetrain.ops.update import overwrites_gradient
 
+T = TypeVar("T")
 ROUNDS = 7
 LEAST_TIMED_S = 100e-6  # a shorter call is repeated within a round
 MOST_REPEATS = 20
@@ -88,6 +89,17 @@ def measure_costs(
     )
     store = None if page_to is None else measure_store(page_to, use_cache=use_cache)
     return Costs(graph.key, "measured", ops, about, store)
+
+
+def is_known(graph: Graph) -> bool:
+    """Whether all ops were measured here before, so that `measure_costs` runs none."""
+    known = _read(_file(machine()))
+    scratch = overwrites_gradient(graph)
+    return all(
+        calls.key(graph, call) in known
+        for number in range(len(graph.ops))
+        for call in calls.calls(graph, number, scratch).values()
+    )
 
 
 def _needs(graph: Graph, call: calls.Call) -> int:
@@ -163,13 +175,18 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
 def _here(
     graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
 ) -> dict[str, Run]:
+    return without_a_trace(lambda: measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes))
+
+
+def without_a_trace(work: Callable[[], T]) -> T:
+    """What `work` returns. Random numbers go on as if nothing had run in between, and the arena keeps nothing of it."""
     surroundings = Surroundings()
 
     def end() -> None:
         surroundings.put_back()
         arena.trim(0)
 
-    return surely(lambda: measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes), end)
+    return surely(work, end)
 
 
 def _in_child(
@@ -203,7 +220,7 @@ def measure(
     reads = {key: calls.read_bytes(graph, call) for key, call in todo.items()}
     todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
     room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key]) + reads[key] for key in todo}
-    cuda = any(storage.device.startswith("cuda") for storage in graph.storages)
+    cuda = _on_cuda(graph)
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0
     if not arena.available():
@@ -211,17 +228,7 @@ def measure(
     with torch.no_grad(), without_autocast():
         pool = calls.Pool(graph)
         for key, call in todo.items():
-            with _memory():
-                work = calls.function(graph, call, pool.tensors(call, room[key]))
-            kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
-            try:
-                events[key] = _events(work, kept, cuda=cuda)
-            except Exception as error:
-                raise UserError(
-                    f"{call.op.name} ({call.op.kind}) cannot be measured on its own: {str(error).splitlines()[0]}",
-                    next_step="train without a budget, or write this part of the model otherwise",
-                ) from error
-            del work  # it holds the pool
+            events[key] = _events_of(graph, call, pool, room[key], cuda=cuda)
             progress(done := done + 1, total)
         for _ in range(rounds):
             for key, call in todo.items():
@@ -229,6 +236,32 @@ def measure(
                     times[key].append(_time(calls.function(graph, call, pool.tensors(call, room[key]))))
                 progress(done := done + 1, total)
     return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
+
+
+def measure_events(graph: Graph, number: int) -> dict[Way, Run]:
+    """What the kernel of one op asks of the allocator, in each way to run it; times are not measured, and are 0. It
+    runs here: see `without_a_trace`."""
+    ways, pool = calls.calls(graph, number, overwrites_gradient(graph)), calls.Pool(graph)
+    with torch.no_grad(), without_autocast():
+        events = {way: _events_of(graph, call, pool, None, cuda=_on_cuda(graph)) for way, call in ways.items()}
+    return {way: Run(0.0, asked) for way, asked in events.items()}
+
+
+def _on_cuda(graph: Graph) -> bool:
+    return any(storage.device.startswith("cuda") for storage in graph.storages)
+
+
+def _events_of(graph: Graph, call: calls.Call, pool: calls.Pool, room: int | None, *, cuda: bool) -> tuple[int, ...]:
+    with _memory():
+        work = calls.function(graph, call, pool.tensors(call, room))
+    kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
+    try:
+        return _events(work, kept, cuda=cuda)
+    except Exception as error:
+        raise UserError(
+            f"{call.op.name} ({call.op.kind}) cannot be measured on its own: {str(error).splitlines()[0]}",
+            next_step="train without a budget, or write this part of the model otherwise",
+        ) from error
 
 
 def _memory() -> AbstractContextManager[object]:

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import takewhile
 
 from edgetrain.plan import lifetimes
+from edgetrain.plan.fast import is_late
 from edgetrain.plan.problem import Problem
 
 
@@ -47,7 +49,8 @@ def chen(problem: Problem, budget_bytes: int | None, *, segments: int | None = N
     if segments is None and budget_bytes is None:
         segments = max(1, round(math.sqrt(n)))
     numbers = range(1, n + 1) if segments is None else [segments]
-    orders = dict.fromkeys(_order(problem, forward, _cuts(problem, forward, number)) for number in numbers)
+    in_time = takewhile(lambda _: not is_late(), numbers)
+    orders = dict.fromkeys(_order(problem, forward, _cuts(problem, forward, number)) for number in in_time)
     for order in sorted(orders, key=problem.costs.time_s):
         if budget_bytes is None or problem.peak_bytes(order) <= budget_bytes:
             return order

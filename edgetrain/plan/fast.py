@@ -26,8 +26,12 @@ ahead of its use, while fewer gradients are there, is not found.
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -42,6 +46,23 @@ SHAKE = 0.1  # standard deviation of the logarithm of a shaken cost
 DEARER = 4.0  # factor by which a repair raises costs
 MOST_TIMES = 8  # a walk that runs more than so many times the ops of a step leads nowhere
 TICK_S = 1e-9  # added to times that may be nought
+
+
+_until: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+@contextmanager
+def walks_until(until: float) -> Iterator[None]:
+    """Greedy planners give up at this instant of `time.monotonic`, and find nothing more."""
+    before = _until.set(until)
+    try:
+        yield
+    finally:
+        _until.reset(before)
+
+
+def is_late() -> bool:
+    return time.monotonic() > _until.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +178,7 @@ def fast(
     polish: bool = True,
     repairs: int = 12,
 ) -> tuple[int, ...] | None:
-    """The order of least time that `tries` walks find, `score` first; the same for the same arguments."""
+    """The order of least time that `tries` walks find, `score` first; the same for the same arguments, given time."""
     ready = prepared or prepare(problem)
     if ready.during.max(initial=0) <= budget_bytes:
         return ready.order
@@ -165,6 +186,8 @@ def fast(
     best: list[int] | None = None
     best_s, best_name = float("inf"), score
     for number in range(max(1, tries)):
+        if is_late():
+            break
         name = names[number] if number < len(names) else best_name
         shake = number if number >= len(names) else None
         found = _walk(ready, budget_bytes, SCORES[name], shake, repairs if best is None else 0)
@@ -371,6 +394,8 @@ class Walk(ABC):
         self.sequence.append(at)
         if len(self.sequence) > MOST_TIMES * self.end + 100:
             self.fail()  # it makes again what it has just evicted, over and over
+        if is_late():
+            raise NoRoom([])
 
     def make_room(self, need: int, options: list[tuple[int, int]]) -> int | None:
         """Evict until the bytes fit; the input to overwrite, where that is the choice."""

@@ -40,9 +40,11 @@ _without_cache: dict[str, dict[Key, Plan]] = {}
 
 
 class KnownPlans:
-    def __init__(self, task: Problem, way: str, *, use_cache: bool = True) -> None:
-        """way: how the plans are made; only those of one way are compared."""
-        parts = json.dumps([VERSION, task.graph.key, to_json(task.costs), task.updates, way], sort_keys=True)
+    def __init__(self, task: Problem, way: str, *, use_cache: bool = True, any_costs: bool = False) -> None:
+        """way: how the plans are made; only those of one way are compared. any_costs: and whatever they were made with;
+        a peak is then that of those costs."""
+        costs = None if any_costs else to_json(task.costs)
+        parts = json.dumps([VERSION, task.graph.key, costs, task.updates, way], sort_keys=True)
         self._task = task
         self._digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
         kept = cache.folder() if use_cache else None

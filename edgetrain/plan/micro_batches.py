@@ -13,6 +13,7 @@ Slices differ by one sample at most, the larger ones first, so there are at most
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -247,11 +248,7 @@ def with_line(answer: Infeasible, line: str) -> Infeasible:
     """The same answer with one more line before the next step."""
     lines = str(answer).splitlines()
     at = next((n for n, text in enumerate(lines) if text.startswith("  next step")), len(lines))
-    return Infeasible(
-        "\n".join((*lines[:at], f"  {line}", *lines[at:])),
-        smallest_bytes=answer.smallest_bytes, bound_bytes=answer.bound_bytes, op=answer.op, alive=answer.alive,
-        least_time_s=answer.least_time_s, least_energy_j=answer.least_energy_j,
-    )  # fmt: skip
+    return answer.in_words("\n".join((*lines[:at], f"  {line}", *lines[at:])))
 
 
 def parts_of(plan: Plan) -> tuple[Plan, ...]:
@@ -260,15 +257,16 @@ def parts_of(plan: Plan) -> tuple[Plan, ...]:
 
 def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasible:
     """The same answer for a step in micro-batches."""
-    first, *rest = str(answer).splitlines()
     smallest, bound = answer.smallest_bytes + kept, answer.bound_bytes + kept
+    with_kept = {str(answer.smallest_bytes): smallest, str(answer.bound_bytes): bound}
+    first, *rest = re.sub(r"\b\d+(?= bytes)", lambda m: str(with_kept.get(m[0], m[0])), str(answer)).splitlines()
     rest = [line for line in rest if not line.startswith("  next step")]
     fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
-    return type(answer)(
+    return answer.in_words(
         "\n".join((
             f"with {sum(size > 0 for size in sizes)} micro-batches of {max(sizes)} samples {first}", *rest,
             f"  next step: ask for {smallest} bytes ({show_bytes(smallest)}) or more{fewer}",
         )),
-        smallest_bytes=smallest, bound_bytes=bound, op=answer.op, alive=answer.alive,
-        least_time_s=answer.least_time_s, least_energy_j=answer.least_energy_j,
+        smallest_bytes=smallest, bound_bytes=bound,
+        beside=[("copies to take a failed step back", kept)] if kept else (),
     )  # fmt: skip

@@ -243,27 +243,29 @@ def optimal(
     the bound, or when the time is up."""
     end = time.monotonic() + time_limit_s
     aim = aim or Aim()
+
+    def part_s(part: float) -> float:
+        return max(0.0, min(part * time_limit_s, end - time.monotonic()))
+
     if aim.most and (start is None or not _Search(problem, budget_bytes, aim, 1).keeps(start)):
-        start = _within_limits(problem, budget_bytes, aim, start, 2 * PART_ALONE * time_limit_s, gap)
+        start = _within_limits(problem, budget_bytes, aim, start, part_s(2 * PART_ALONE), gap)
     if aim.overlap and aim.pages(problem) and _is_small(problem):
         # A larger class, where all wait for transfers; what is found there takes no longer beside the ops.
         found = optimal(
-            problem, budget_bytes, aim=replace(aim, overlap=False), start=start, time_limit_s=PART_ALONE * time_limit_s,
+            problem, budget_bytes, aim=replace(aim, overlap=False), start=start, time_limit_s=part_s(PART_ALONE),
             gap=gap,
         )  # fmt: skip
         start = _better(_Search(problem, budget_bytes, aim, 1), start, found.order)
     if aim.recompute and aim.pages(problem):
         # Joint is never worse than either alone.
         for part in (replace(aim, recompute=False), replace(aim, page=False)):
-            found = optimal(
-                problem, budget_bytes, aim=part, start=start, time_limit_s=PART_ALONE * time_limit_s, gap=gap
-            )  # fmt: skip
+            found = optimal(problem, budget_bytes, aim=part, start=start, time_limit_s=part_s(PART_ALONE), gap=gap)
             start = found.order or start
         if start is not None:
             search = _Search(problem, budget_bytes, aim, DEPTH)
             if search.keeps(start):
                 start = page_instead(
-                    problem, start, budget_bytes, search.worth, until=time.monotonic() + PART_ALONE * time_limit_s,
+                    problem, start, budget_bytes, search.worth, until=time.monotonic() + part_s(PART_ALONE),
                     overlap=aim.overlap,
                 )  # fmt: skip
     depth = DEPTH if aim.wide(problem) else _depth(problem)
@@ -287,7 +289,7 @@ def _within_limits(
     """A schedule that keeps the limits, if seeking the least of what is limited finds one."""
     for what in aim.most:
         free = replace(aim, objective=what, most={})
-        found = optimal(problem, budget, aim=free, start=start, time_limit_s=time_limit_s, gap=gap)
+        found = optimal(problem, budget, aim=free, start=start, time_limit_s=time_limit_s / len(aim.most), gap=gap)
         if found.order is not None and _Search(problem, budget, aim, 1).keeps(found.order):
             return found.order
     return None

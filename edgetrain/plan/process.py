@@ -56,15 +56,15 @@ def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infe
         process_memory_bytes + math.ceil((n_bytes - left) * (1 + waste)) + behind
         for n_bytes, behind in ((answer.smallest_bytes, LEFT_BEHIND_BYTES), (answer.bound_bytes, 0))
     )
-    where = [line for line in str(answer).splitlines() if line.startswith(("  tightest", "  alive"))]
-    return Infeasible(
+    where = [line for line in str(answer).splitlines() if line.startswith(("  tightest", "  alive", "  lasting"))]
+    return answer.in_words(
         "\n".join((
             f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(left)} for the tensors of a step, "
             f"and the smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
             *where,
             f"  next step: ask for process_memory={smallest} ({show_bytes(smallest)}) or more, or take a smaller batch",
         )),
-        smallest_bytes=smallest, bound_bytes=bound, op=answer.op, alive=answer.alive,
+        smallest_bytes=smallest, bound_bytes=bound,
     )  # fmt: skip
 
 

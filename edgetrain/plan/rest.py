@@ -131,7 +131,7 @@ def least_rest(
     if best is None:
         return None
     low, high = budget_bytes, bytes_from(task.graph, best)[at]
-    while high - low > NEAR * high:
+    while high - low > max(1, NEAR * high):
         middle = (low + high) // 2
         found = within(middle)
         if found is None:

@@ -17,6 +17,7 @@ than `ASKING_PART` of the time; in the thread that trains, there is no other.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from edgetrain.native import arena
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.fast import fast
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.planning import SIMPLE, smallest_by
+from edgetrain.plan.planning import GREEDY_S, SIMPLE, smallest_by
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.process import RESERVE_BYTES
 
@@ -121,10 +122,15 @@ def automatic(persistent_bytes: int) -> Budget:
 
 
 class Ladder:
-    """Plans of one step for several budgets, the largest peak first."""
+    """Plans of one step for several budgets, the largest peak first. bound_bytes: proven, no plan takes less; lasting:
+    what every plan holds (see `Infeasible`)."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], bound_bytes: int | None = None, lasting: Sequence[tuple[str, int]] = ()
+    ) -> None:
         self.plans = sorted({plan.peak_bytes: plan for plan in plans}.values(), key=lambda plan: -plan.peak_bytes)
+        self.bound_bytes = self.plans[-1].persistent_bytes if bound_bytes is None else bound_bytes
+        self.lasting = lasting
 
     def nearest(self, budget_bytes: int) -> int:
         """As `within`, or the smallest plan where none keeps the budget."""
@@ -137,8 +143,9 @@ class Ladder:
         if least > budget_bytes:
             raise Infeasible(
                 f"the budget fell to {show_bytes(budget_bytes)}, and the smallest plan needs {show_bytes(least)}; "
-                "nothing of this step has happened\n  next step: call it again when there is more memory",
-                smallest_bytes=least, bound_bytes=least,
+                f"nothing of this step has happened\n  proven: every plan takes {self.bound_bytes} bytes or more\n"
+                "  next step: call it again when there is more memory",
+                smallest_bytes=least, bound_bytes=self.bound_bytes, lasting=self.lasting,
             )  # fmt: skip
         return found
 
@@ -149,9 +156,10 @@ def rungs(smallest_bytes: int, largest_bytes: int) -> list[int]:
     return [largest_bytes - round(n * part) for n in range(RUNGS)]
 
 
-def smallest_bytes(task: Problem, planner: str) -> int:
+def smallest_bytes(task: Problem, planner: str, left_s: float = math.inf) -> int:
     """The least that the planner keeps, or a greedy one where that would take long."""
-    return smallest_by(task, SIMPLE.get(planner, fast))[1]
+    until = time.monotonic() + max(left_s, GREEDY_S)
+    return smallest_by(task, SIMPLE.get(planner, fast), until=until)[1]
 
 
 class BudgetFell(Exception):

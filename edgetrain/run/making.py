@@ -10,6 +10,7 @@ Out: a `Variant`: one step; or, where the budget moves, one for each of the plan
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,9 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
-from edgetrain.errors import Infeasible, UserError
+from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.capture import Captured, MemoryFormat, capture_with_externals
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
@@ -28,19 +30,26 @@ from edgetrain.graph.mean_loss import sample_items
 from edgetrain.graph.modes import Surroundings
 from edgetrain.native.surely import surely
 from edgetrain.ops import norm
-from edgetrain.plan.budget import Budget
+from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import Number, TooSmall, counts, kept_bytes, with_line, within
+from edgetrain.plan.micro_batches import Number, TooSmall, counts, infeasible, kept_bytes, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.run.adaptive import BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
+from edgetrain.plan.refusal import lasting
+from edgetrain.plan.time_left import TimeLeft
+from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
+from edgetrain.run.activity import doing
+from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
 from edgetrain.run.compiled import CompiledStep, Known
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 from edgetrain.run.options import Options
 
+ADVICE_S = 1.0  # for what micro-batches would do, where that takes long
+AT_ONCE_S = 1.3  # after capture, in which an impossible budget is refused, with that
+MANY_OPS = 1500  # a graph of more takes seconds to capture
 _ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -77,11 +86,16 @@ class StepMaker:
         self.page_to = options.page_to
         self._known: Sequence[Variant] = ()
         self._quickly = False  # do not search for what a bound rules out
+        self._time = TimeLeft(options.plan_time_s)
+        self._advising = False
+        self._captured_at = 0.0
+        self._slow = False  # whether looking at another graph of this model may take seconds
         apart = options.process_memory_bytes is not None
         self.micro = MicroBatches(
             Work(
                 model, loss, optimizer, lambda batch: self._capture(batch, clips=False), self._plan, self._compiled,
-                self._keep_all_bytes, allow_inexact=options.allow_inexact, clip_norm=options.clip_norm, apart=apart,
+                self._keep_all_bytes, self._refuse_part, allow_inexact=options.allow_inexact,
+                clip_norm=options.clip_norm, apart=apart,
             )
         )  # fmt: skip
 
@@ -96,13 +110,16 @@ class StepMaker:
     def _new(self, batch: tuple[Any, ...]) -> Variant:
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
         self._quickly = False
+        # In micro-batches there are several plans, and nobody knows how many: each takes half of what is left.
+        self._time = TimeLeft(self.options.plan_time_s, 1.0 if count == 1 else 0.5)
         if self.options.follow is not None:
             return self._following(batch, self.options.follow)
         if count == 1 and of_tensors:
             try:
                 return self._whole(batch)
             except Infeasible as answer:
-                raise with_line(answer, f"micro-batches: {self.micro.would_do(batch, answer)}") from None
+                line = self._advice(functools.partial(self.micro.would_do, batch, answer), answer)
+                raise with_line(answer, f"micro-batches: {line}") from None
         if count == 1 or (count == "auto" and self.options.keeps_all):
             return self._whole(batch)
         samples, _ = sample_items(batch)
@@ -113,12 +130,36 @@ class StepMaker:
             return self._in_parts(batch, number, quickly=quickly)
 
         if of_tensors:
-            return within(samples, attempt, count, functools.partial(self.micro.why_refused, batch))
+            return within(samples, attempt, count, functools.partial(self._why_refused, batch))
         return within(samples, attempt, count)
 
+    def _why_refused(self, batch: tuple[Any, ...], refused: UserError, answer: Infeasible) -> str:
+        return self._advice(functools.partial(self.micro.why_refused, batch, refused, answer), answer)
+
+    def _advice(self, work: Callable[[], str], answer: Infeasible) -> str:
+        """What `work` says of micro-batches; where that may take long, within `ADVICE_S`, in a process of its own."""
+        doing("looking at micro-batches")
+        if not self._slow:
+            return work()
+
+        def alone() -> str:
+            torch.set_num_threads(1)  # the threads of this process are not there in its copy
+            self._advising = True
+            return work()
+
+        impossible = (self.options.memory_bytes or 0) < answer.bound_bytes  # what is proven is said at once
+        limit_s = max(0.0, AT_ONCE_S - (time.monotonic() - self._captured_at)) if impossible else ADVICE_S
+        try:
+            found: str = child.forked(alone, time_limit_s=limit_s)
+            return found
+        except InternalError:
+            return 'not looked at, for want of time; micro_batches="auto" does'
+
     def _keep_all_bytes(self, graph: Graph, updates: Updates | None) -> int:
-        updates = updates or keep_all(graph, early=not self.options.check_finite).updates
-        costs = measure_costs(graph, use_cache=self.options.use_cache)
+        """An upper bound where measuring takes long."""
+        updates = self._where(graph, updates)
+        by_bytes = self._advising or is_heavy(graph)
+        costs = unmeasured(graph) if by_bytes else measure_costs(graph, use_cache=self.options.use_cache)
         return problem(graph, costs, updates).keep_all.peak_bytes
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> Variant:
@@ -142,6 +183,7 @@ class StepMaker:
 
     def _capture(self, batch: tuple[Any, ...], *, clips: bool = True) -> Part:
         """clips: the gradients of this batch alone, if that is asked for at all."""
+        doing("capturing the step")
         memory_format = self._memory_format(batch)
         captured = capture_with_externals(
             self.model, self.loss, self.optimizer, batch,
@@ -150,6 +192,7 @@ class StepMaker:
             apart=self.options.apart or self.options.process_memory_bytes is not None,
         )  # fmt: skip
         graph = captured.graph
+        self._slow, self._captured_at = is_heavy(graph) or len(graph.ops) > MANY_OPS, time.monotonic()
         if memory_format == "channels_last" and self.options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)
             if trains_unfused(graph):
@@ -180,58 +223,103 @@ class StepMaker:
         """Plans over the range of budgets, made ahead."""
         count = self.options.count(batch)
         samples = 1 if count == 1 else sample_items(batch)[0]
-        smallest, largest = self._range(batch, count, samples)
+        graphs = self._graphs_of(batch, count, samples)
+        budget = automatic(graphs[0].persistent_bytes) if follow == "auto" else given(follow)
+        self._refuse_all(graphs, budget())
+        graphs = self._tested(batch, graphs)
+        smallest, largest, bound = self._range(graphs)
         watch = BudgetWatch(lambda: largest)
         known: dict[str, Known] = {}
         made = []
-        for budget in rungs(smallest, largest):
-            rung = _Rung(self, budget, watch, known)
+        part = self._time.part
+        for number, memory_bytes in enumerate(rungs(smallest, largest)):
+            self._time.part = part / (RUNGS - number)
+            rung = _Rung(self, memory_bytes, watch, known)
             if isinstance(count, int):
                 made.append(rung.attempt(batch, min(count, samples), quickly=False))
             else:
                 made.append(within(samples, partial(rung.attempt, batch), count))
         by_peak = {one.plan.peak_bytes: one for one in made}
-        ladder = Ladder([one.plan for one in made])
+        ladder = Ladder([one.plan for one in made], bound, lasting(graphs[0].parts[0][0]))
         steps = [by_peak[plan.peak_bytes].step for plan in ladder.plans]
         for step in steps:
             step.get_ready()
-        watch.budget = automatic(ladder.plans[0].persistent_bytes) if follow == "auto" else given(follow)
+        watch.budget = budget
         return Variant(steps, made[0].captured, ladder, watch)
 
-    def _range(self, batch: tuple[Any, ...], count: Number, samples: int) -> tuple[int, int]:
-        """From the least that is kept in any number of micro-batches that may be used to keeping all in the fewest."""
+    def _graphs_of(self, batch: tuple[Any, ...], count: Number, samples: int) -> list[_Graphs]:
+        """For each number of micro-batches that may be used."""
         tried = [min(count, samples)] if isinstance(count, int) else counts(samples)
-        found: list[tuple[int, int]] = []
+        found: list[_Graphs] = []
         for number in tried:
             try:
-                found.append(self._range_in(batch, number))
+                found.append(self._graphs_in(batch, number))
             except UserError:
                 if not found:
                     raise
                 break  # micro-batches are refused; those that were found do without
-        return min(least for least, _ in found), found[0][1]
+        return found
 
-    def _range_in(self, batch: tuple[Any, ...], count: int) -> tuple[int, int]:
+    def _graphs_in(self, batch: tuple[Any, ...], count: int) -> _Graphs:
         if count == 1:
-            return self._range_of([(self._capture(batch).graph, None)], 0)
-        self.micro.exact_or_why(batch)
+            return _Graphs((), ((self._capture(batch).graph, None),), 0)
+        self.micro.structure(batch)
         made, _, _ = self.micro.graphs(batch, count)
         first = next(iter(made.accumulating.values()))
         early: Updates = "early"
-        return self._range_of(
-            [(made.ending, None), *((graph, early) for graph in made.accumulating.values())], kept_bytes(first)
-        )
+        accumulating = tuple((graph, early) for graph in made.accumulating.values())
+        return _Graphs(made.sizes, ((made.ending, None), *accumulating), kept_bytes(first))
 
-    def _range_of(self, graphs: Sequence[tuple[Graph, Updates | None]], kept: int) -> tuple[int, int]:
-        options = self.options
-        least, most = [], []
-        for graph, updates in graphs:
-            costs = measure_costs(graph, use_cache=options.use_cache, page_to=self.page_to)
-            where = updates or keep_all(graph, early=not options.check_finite).updates
-            task = problem(graph, costs, where)
-            least.append(smallest_bytes(task, self._planner))
+    def _tested(self, batch: tuple[Any, ...], tried: list[_Graphs]) -> list[_Graphs]:
+        """Without those in micro-batches, where a test shows that the loss is no mean over samples."""
+        if not any(graphs.sizes for graphs in tried):
+            return tried
+        try:
+            self.micro.exact_or_why(batch)
+        except UserError:
+            tried = [graphs for graphs in tried if not graphs.sizes]
+            if not tried:
+                raise
+        return tried
+
+    def _refuse_all(self, tried: Sequence[_Graphs], memory_bytes: int) -> None:
+        """Infeasible where the budget of this moment is impossible whatever the number of micro-batches."""
+        answers = []
+        for graphs in tried:
+            answer = self._refusal(graphs, memory_bytes)
+            if answer is None:
+                return
+            answers.append(answer)
+        raise min(answers, key=lambda answer: answer.smallest_bytes)
+
+    def _refusal(self, graphs: _Graphs, memory_bytes: int) -> Infeasible | None:
+        worst: Infeasible | None = None
+        for graph, updates in graphs.parts:
+            try:
+                self._refuse_impossible(graph, max(1, memory_bytes - graphs.kept), self._where(graph, updates))
+            except Infeasible as answer:
+                worst = answer if worst is None or answer.smallest_bytes > worst.smallest_bytes else worst
+        return infeasible(worst, graphs.sizes, graphs.kept) if worst is not None and graphs.sizes else worst
+
+    def _range(self, tried: Sequence[_Graphs]) -> tuple[int, int, int]:
+        """From the least that is kept in any number of micro-batches that may be used to keeping all in the fewest; and
+        a bound on every plan."""
+        ranges = [self._range_of(graphs) for graphs in tried]
+        return min(least for least, _, _ in ranges), ranges[0][1], min(bound for _, _, bound in ranges)
+
+    def _range_of(self, graphs: _Graphs) -> tuple[int, int, int]:
+        least, most, bounds = [], [], []
+        for graph, updates in graphs.parts:
+            task = problem(graph, self._costs(graph), self._where(graph, updates))
+            doing("looking for the smallest budget")
+            with self._time.planning() as left_s:
+                least.append(smallest_bytes(task, self._planner, left_s))
             most.append(task.keep_all.peak_bytes)
-        return max(least) + kept, max(most) + kept
+            bounds.append(least_bytes(task))
+        return max(least) + graphs.kept, max(most) + graphs.kept, max(bounds) + graphs.kept
+
+    def _where(self, graph: Graph, updates: Updates | None) -> Updates:
+        return updates or keep_all(graph, early=not self.options.check_finite).updates
 
     @property
     def _planner(self) -> str:
@@ -265,22 +353,54 @@ class StepMaker:
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
-        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes, page_to=self.page_to)
-        if self._quickly and memory_bytes is not None:
-            bound = least_bytes(problem(graph, costs, plain.updates))
-            if bound > memory_bytes:
-                raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
         try:
-            made = make_plan(
-                graph, costs, Budget(memory_bytes),
-                planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
-                use_cache=options.use_cache, solver_bytes=most_bytes,
-            )  # fmt: skip
+            self._refuse_impossible(graph, memory_bytes, plain.updates, most_bytes)
+            costs = self._costs(graph, most_bytes)
+            if self._quickly and memory_bytes is not None:
+                bound = least_bytes(problem(graph, costs, plain.updates))
+                if bound > memory_bytes:
+                    raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
+            doing("planning" if memory_bytes is None else f"planning within {show_bytes(memory_bytes)}")
+            with self._time.planning() as left_s:
+                made = make_plan(
+                    graph, costs, Budget(memory_bytes),
+                    planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+                    use_cache=options.use_cache, solver_bytes=most_bytes, left_s=left_s,
+                )  # fmt: skip
         except Infeasible as answer:
-            if options.process_memory_bytes is None or memory_bytes != left:
+            if options.process_memory_bytes is None or memory_bytes != left or isinstance(answer, TooSmall):
                 raise
             raise in_process(answer, left, options.process_memory_bytes) from None
         return made, costs
+
+    def _refuse_impossible(
+        self, graph: Graph, memory_bytes: int | None, updates: Updates, most_bytes: int | None = None
+    ) -> None:
+        """Before anything is measured, where that takes long."""
+        if memory_bytes is None:
+            return
+        doing(f"planning within {show_bytes(memory_bytes)}")
+        with self._time.planning():
+            refuse_impossible(
+                graph, memory_bytes, planner=self._planner, updates=updates, page=self.page_to is not None,
+                use_cache=self.options.use_cache, at_once=self._quickly,
+                may_run=lambda n_bytes: most_bytes is None or n_bytes <= most_bytes,
+            )  # fmt: skip
+
+    def _refuse_part(
+        self, graph: Graph, updates: Updates | None, beside: int, *, memory_bytes: int | None = None
+    ) -> None:
+        """Of a step in micro-batches, before the loss is tested."""
+        memory_bytes = memory_bytes or self.options.memory_bytes
+        if memory_bytes is not None:
+            self._refuse_impossible(graph, max(1, memory_bytes - beside), self._where(graph, updates))
+
+    def _costs(self, graph: Graph, most_bytes: int | None = None) -> Costs:
+        doing("measuring what the ops cost")
+        return measure_costs(
+            graph, use_cache=self.options.use_cache, most_bytes=most_bytes, page_to=self.page_to,
+            progress=lambda done, total: doing(f"measuring what the ops cost, {done} of {total}"),
+        )  # fmt: skip
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:
         if self.options.memory_format != "auto":
@@ -309,6 +429,20 @@ class StepMaker:
 
 
 @dataclass(frozen=True)
+class _Graphs:
+    """The graphs of a batch cut into micro-batches of these sizes, or whole. parts: each graph, and where its updates
+    must stand. kept: bytes that are held beside all of them."""
+
+    sizes: tuple[int, ...]
+    parts: tuple[tuple[Graph, Updates | None], ...]
+    kept: int
+
+    @property
+    def persistent_bytes(self) -> int:
+        return keep_all(self.parts[0][0]).persistent_bytes
+
+
+@dataclass(frozen=True)
 class _Made:
     step: CompiledStep | MicroStep
     captured: Captured
@@ -330,10 +464,15 @@ class _Rung:
     def attempt(self, batch: tuple[Any, ...], count: int, quickly: bool) -> _Made:
         self.of._quickly = quickly
         plan = partial(self.of._plan, memory_bytes=self.budget_bytes)
+        refuse = partial(self.of._refuse_part, memory_bytes=self.budget_bytes)
         compiled = partial(self.of._compiled, watch=self.watch, known=self.known)
         if count > 1:
             micro = self.of.micro
-            return _Made(*replace(micro, work=replace(micro.work, plan=plan, compiled=compiled)).step(batch, count))
+            return _Made(
+                *replace(micro, work=replace(micro.work, plan=plan, refuse=refuse, compiled=compiled)).step(
+                    batch, count
+                )
+            )
         part = self.of._capture(batch)
         made, costs = plan(part.graph, part.exact)
         return _Made(compiled(part.graph, made, part.captured.externals, costs), part.captured)

@@ -74,6 +74,7 @@ class Work:
     capture: a batch → its graph. plan: a graph, how exact it is, where its updates stand (None: as is best) and the
     bytes that the step holds beside → a plan, and the costs that it was made with. compiled: the rest.
     keep_all_bytes: a graph and where its updates stand → what it takes when all is kept.
+    refuse: a graph, where its updates stand and the bytes beside → Infeasible, where that is known without a run.
     """
 
     model: nn.Module
@@ -83,6 +84,7 @@ class Work:
     plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]]
     compiled: Callable[[Graph, Plan, Mapping[str, torch.Tensor], Costs | None], CompiledStep]
     keep_all_bytes: Callable[[Graph, Updates | None], int]
+    refuse: Callable[[Graph, Updates | None, int], None] = lambda graph, updates, beside: None
     allow_inexact: bool = False
     clip_norm: float | None = None
     apart: bool = False  # the process is short of memory: test the loss in a process of its own
@@ -144,13 +146,26 @@ class MicroBatches:
 
     def planned(self, batch: Batch, count: int) -> Planned:
         """The batch in so many micro-batches, verified, captured and planned, and not compiled yet."""
-        reasons = self.exact_or_why(batch)
+        self.structure(batch)
         graphs, captured, exact = self.graphs(batch, count)
         kept = kept_bytes(next(iter(graphs.accumulating.values())))
+        self.refuse(graphs, kept)
+        reasons = self.exact_or_why(batch)  # runs the model many times
         found = self._plans(graphs, exactness(exact, reasons), kept)
         accumulates = {size: found[size][0] for size in graphs.accumulating}
         plan = together(graphs.sizes, accumulates, found[LAST][0], kept_bytes=kept)
         return Planned(graphs, plan, {size: costs for size, (_, costs) in found.items()}, captured)
+
+    def refuse(self, graphs: MicroGraphs, kept: int) -> None:
+        """Infeasible where the budget is known to be impossible before anything is run."""
+        failed: Infeasible | None = None
+        for size, graph in ((LAST, graphs.ending), *graphs.accumulating.items()):
+            try:
+                self.work.refuse(graph, "early" if size != LAST else None, kept)
+            except Infeasible as answer:
+                failed = answer if failed is None or answer.smallest_bytes > failed.smallest_bytes else failed
+        if failed is not None:
+            raise infeasible(failed, graphs.sizes, kept) from None
 
     def _plans(self, graphs: MicroGraphs, exact: Exact, kept: int) -> dict[int, tuple[Plan, Costs | None]]:
         if self.work.apart and self.work.optimizer.state:
@@ -220,13 +235,21 @@ class MicroBatches:
         )
         key = (rows, tuple(module.training for module in self.work.model.modules()))
         if key not in self.reasons or not self.reasons[key][1].watch.holds():
-            two, three = (self.part(_picked(batch, cut, n)).captured for n in (2, 3))
-            self.reasons[key] = self._require_mean(two.graph, three.graph, batch, cut), two
+            two, reasons = self.structure(batch)
+            self.reasons[key] = self._require_mean(two.graph, reasons, batch, cut), two
         return self.reasons[key][0]
 
-    def _require_mean(self, two: Graph, three: Graph, batch: Batch, cut: Sequence[int]) -> tuple[str, ...]:
-        mean_loss.require_mean(two, three)
-        reasons = mean_loss.inexact(two)
+    def structure(self, batch: Batch) -> tuple[Captured, tuple[str, ...]]:
+        """What is known without running anything: the step of two samples, and what makes other numbers in it. A
+        UserError if the loss is no mean over samples by its structure, or if other numbers are not allowed."""
+        _, cut = sample_items(batch)
+        two, three = (self.part(_picked(batch, cut, n)).captured for n in (2, 3))
+        mean_loss.require_mean(two.graph, three.graph)
+        reasons = mean_loss.inexact(two.graph)
+        self._require_allowed(reasons)
+        return two, reasons
+
+    def _require_mean(self, two: Graph, reasons: tuple[str, ...], batch: Batch, cut: Sequence[int]) -> tuple[str, ...]:
         norms = mean_loss.batch_norms(two)
         why: str | None = None
         if not reasons:
@@ -238,14 +261,7 @@ class MicroBatches:
                 why = str(error)
         if why is not None and norms:
             reasons = tuple(f"batch norm in training mode in {name}" for name in norms)
-        if reasons and not self.work.allow_inexact:
-            raise UserError(
-                "micro-batches would give other numbers than the whole batch: the step has " + "; ".join(reasons[:3])
-                + ("; …" if len(reasons) > 3 else ""),
-                expected="a step in which each sample is computed alone",
-                next_step="train without micro_batches, put those modules in eval mode, or accept other numbers with "
-                "allow_inexact=True",
-            )  # fmt: skip
+        self._require_allowed(reasons)
         if reasons:
             why = self._tested(batch, cut, evaluate=True)
         if why is not None:
@@ -256,6 +272,16 @@ class MicroBatches:
                 next_step="train without micro_batches, or write the loss as a mean over samples",
             )
         return reasons
+
+    def _require_allowed(self, reasons: tuple[str, ...]) -> None:
+        if reasons and not self.work.allow_inexact:
+            raise UserError(
+                "micro-batches would give other numbers than the whole batch: the step has " + "; ".join(reasons[:3])
+                + ("; …" if len(reasons) > 3 else ""),
+                expected="a step in which each sample is computed alone",
+                next_step="train without micro_batches, put those modules in eval mode, or accept other numbers with "
+                "allow_inexact=True",
+            )  # fmt: skip
 
     def _tested(self, batch: Batch, cut: Sequence[int], *, evaluate: bool) -> str | None:
         def test() -> str | None:

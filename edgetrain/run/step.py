@@ -87,8 +87,9 @@ def prepare(
     follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
     next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr", "melon" or "sage". plan_time_s: for the search of
-    "optimal". "sage" evicts as SAGE does, and where that is not enough takes the largest micro-batches that fit.
+    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr", "melon" or "sage". "sage" evicts as SAGE does, and
+    where that is not enough takes the largest micro-batches that fit. plan_time_s: for all plans of this call
+    together; capturing and measuring do not count. An impossible budget is refused before either ops or loss are run.
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
@@ -202,14 +203,14 @@ class Step:
         self,
         plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]],
         keep_all_bytes: Callable[[Graph, Updates | None], int],
+        refuse: Callable[[Graph, Updates | None, int], None] = lambda graph, updates, beside: None,
         *,
         allow_inexact: bool,
     ) -> MicroBatches:
         """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say.
         For what comes in see `Work`."""
-        return MicroBatches(
-            replace(self._maker.micro.work, plan=plan, keep_all_bytes=keep_all_bytes, allow_inexact=allow_inexact)
-        )
+        work = replace(self._maker.micro.work, plan=plan, keep_all_bytes=keep_all_bytes, refuse=refuse)
+        return MicroBatches(replace(work, allow_inexact=allow_inexact))
 
     @property
     def grad_norm(self) -> float | None:

@@ -1,0 +1,155 @@
+"""What can be said of a budget before any op was timed: is it impossible, and what would work?
+
+In:  a graph, a budget in bytes. Out: nothing where a plan may keep it; or what `refusal.py` says, in a second.
+
+Measuring a step takes many times as long as running it. A graph's bytes alone prove most of what is impossible; for the
+rest the workspace of a kernel counts. It is measured for the hungriest ops alone, the others are taken to need no
+more than `_workspace` allows:
+
+    op         bytes read and made    + workspace
+    a          ████████████████       ▒▒▒▒▒▒▒▒       measured: what a takes is a bound on every plan
+    b          ███████████            ░░░░░░░░       at most as much: b need not be run
+    c          ██████                 ░░░░░░
+
+A plan with these workspaces keeps its budget with the measured ones too, if they are smaller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from edgetrain.costs import calls
+from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a_trace
+from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
+from edgetrain.costs.work import Work, work
+from edgetrain.errors import UserError
+from edgetrain.graph.ir import Graph
+from edgetrain.native import arena
+from edgetrain.plan.budget import Budget
+from edgetrain.plan.lifetimes import overwrites, persistent_bytes
+from edgetrain.plan.micro_batches import TooSmall
+from edgetrain.plan.plan import Updates
+from edgetrain.plan.planning import GREEDY_S, aim_of, known_to_work
+from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
+
+FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
+QUICK_S = 0.5  # where all ops are measured in less, that is done before anything is said
+HUNGRIEST_S = 0.5  # for measuring the hungriest ops
+_SMALL_BYTES = 16_384
+_FLOAT_S = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def is_heavy(graph: Graph) -> bool:
+    """Whether measuring all ops takes long."""
+    runs = 2 * (ROUNDS + 2)  # most ops can be run in two ways
+    return runs * sum(_guessed_s(work(graph, op)) for op in graph.ops) > QUICK_S
+
+
+def refuse_impossible(
+    graph: Graph,
+    memory_bytes: int,
+    *,
+    planner: str,
+    updates: Updates,
+    page: bool,
+    use_cache: bool = True,
+    at_once: bool = False,
+    may_run: Callable[[int], bool] = lambda n_bytes: True,
+) -> None:
+    """Raise `Infeasible` where a bound says that no plan keeps the budget, if measuring all ops would take long.
+
+    page: to a store, whose speed is not known yet. at_once: a `TooSmall` that knows the bound alone.
+    may_run: see `looked_at`.
+    """
+    store = Store(1.0, 1.0) if page else None
+    aim = aim_of(Costs(graph.key, "measured", (), store=store), Budget(memory_bytes), planner, page=page)
+    if not is_heavy(graph) or (use_cache and is_known(graph)):
+        return
+    upper = problem(graph, unmeasured(graph), updates)
+    if upper.keep_all.peak_bytes <= memory_bytes or least_bytes(upper) <= memory_bytes:
+        return
+    own = own_bytes(upper)
+    bound = max(own.values(), default=0) + persistent_bytes(graph)
+    if at_once and bound > memory_bytes:
+        raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
+    task, bound = looked_at(upper, may_run=may_run)
+    if bound <= memory_bytes:
+        return
+    order, peak, way = known_to_work(
+        task, planner, until=time.monotonic() + GREEDY_S / 2, use_cache=use_cache, recompute=aim.recompute
+    )
+    raise infeasible(task, memory_bytes, order, peak, found_by=f"the {way} planner", bound_bytes=bound)
+
+
+def _guessed_s(of: Work) -> float:
+    return of.flops / FLOPS_S + of.moved_bytes / BYTES_S
+
+
+def unmeasured(graph: Graph, known: dict[int, dict[Way, Run]] | None = None, store: Store | None = None) -> Costs:
+    """Costs that no op exceeds in bytes; times are guessed. known: what was measured of some ops."""
+    ops = []
+    for number, op in enumerate(graph.ops):
+        of = work(graph, op)
+        workspace, made = _workspace(graph, number, of), calls.made_bytes(graph, op)
+        run = Run(_guessed_s(of), (workspace, *made, -1) if workspace else made)
+        ways: dict[Way, Run] = {
+            way: replace(found, time_s=run.time_s) for way, found in (known or {}).get(number, {}).items()
+        }
+        ways.setdefault("first", run)
+        ops.append(OpCost(ways))
+    return Costs(graph.key, "modelled", tuple(ops), store=store)
+
+
+def _workspace(graph: Graph, number: int, of: Work) -> int:
+    """More than any kernel was seen to take: convolutions reorder what they read and make, and those that oneDNN does
+    not run lay out their columns; what works element by element, or by our own kernels, takes little; others copy what
+    they touch at most."""
+    op = graph.ops[number]
+    if op.view or of.kind == "nothing":
+        return 0
+    touched = sum(graph.storages[s].n_bytes for s in {graph.tensors[t].storage for t in (*op.reads, *op.creates)})
+    if op.kind.startswith("edgetrain.") or overwrites(graph, number):
+        return touched // 4 + _SMALL_BYTES
+    if of.kind not in ("conv", "depthwise"):
+        return touched + _SMALL_BYTES
+    types = {getattr(torch, graph.tensors[t].dtype) for t in op.reads}
+    fast = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and types.issubset(_FLOAT_S)
+    return 2 * touched + (0 if fast else of.columns_bytes) + _SMALL_BYTES
+
+
+def own_bytes(task: Problem) -> dict[int, int]:
+    """Op → what it reads and makes, without any workspace."""
+    nothing = OpCost({"first": Run(0.0)})
+    return {number: op_bytes(task, number, nothing) for number, op in enumerate(task.graph.ops) if not op.view}
+
+
+def looked_at(upper: Problem, *, may_run: Callable[[int], bool] = lambda n_bytes: True) -> tuple[Problem, int]:
+    """The problem with the workspaces of its hungriest ops as they are, and a proven bound on every plan.
+
+    may_run: whether an op that takes so many bytes by its arguments and results may be run here.
+    """
+    graph, own = upper.graph, own_bytes(upper)
+    most = {number: op_bytes(upper, number) for number in own}
+    known: dict[int, dict[Way, Run]] = {}
+    bound, end = max(own.values(), default=0), time.monotonic() + HUNGRIEST_S
+
+    def run_hungriest() -> None:
+        nonlocal bound
+        for number in sorted(most, key=lambda n: -most[n]) if arena.available() else ():
+            if most[number] <= bound or not may_run(own[number]):
+                break
+            if time.monotonic() + _guessed_s(work(graph, graph.ops[number])) > end:
+                continue
+            try:
+                known[number] = measure_events(graph, number)
+            except UserError:
+                break  # it is said when all are measured
+            bound = max(bound, op_bytes(upper, number, OpCost(known[number])))
+
+    without_a_trace(run_hungriest)
+    return replace(upper, costs=unmeasured(graph, known)), persistent_bytes(graph) + bound
