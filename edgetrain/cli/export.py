@@ -18,10 +18,8 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, load_project
 from edgetrain.firmware.export import Project, require_new_folder
 from edgetrain.firmware.export import export as write_project
-from edgetrain.firmware.fit import plan_for
-from edgetrain.firmware.lower import lower_for_firmware
+from edgetrain.firmware.planned import MOMENTUM, firmware_step
 from edgetrain.firmware.target import load_target
-from edgetrain.graph.capture import capture
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.plan import Plan
 from edgetrain.zoo.tasks import Task
@@ -40,7 +38,7 @@ def export(
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[float, typer.Option(help="Learning rate.", min=0.0)] = 0.01,
-    momentum: Annotated[float, typer.Option(help="Momentum of sgd; 0 needs no memory.", min=0.0)] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of sgd; 0 needs no memory.", min=0.0)] = MOMENTUM,
     classes: Annotated[int | None, typer.Option(help="Number of classes, without data.", min=1)] = None,
     input_size: Annotated[int | None, typer.Option(help="Side of an image, or length of a sequence.", min=1)] = None,
     width: Annotated[float | None, typer.Option(help="Width multiplier of the model.")] = None,
@@ -75,9 +73,9 @@ def export(
     settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
     updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
     with told_of_batch(model, "a random batch" if data is None else data, example):
-        graph = lower_for_firmware(capture(net, task.loss, updates, example))
-    plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
-    project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
+        step = firmware_step(net, task.loss, updates, example, chosen_target)
+    plan = step.plan(None if memory is None else parse_bytes(memory))
+    project = write_project(step.graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
     checked = _checked(project, net, task, updates, example, check) if check else []
     wrong = [row for row in checked if not row.right]
     if json:

@@ -178,7 +178,7 @@ def _filled(side: int, places: int, taps: int, stride: int, pad: int, dilation: 
 
 def _conv2d(graph: Graph, op: Op, what: str) -> Sequence[float]:
     s = _window(graph, op, what)
-    (B, C, H, W), (_, K, P, Q), (_, _, R, S) = s.x, s.y, s.weight
+    (B, C, H, _), (_, K, P, Q), (_, _, R, S) = s.x, s.y, s.weight
     C, K = C // s.groups, K // s.groups
     if what == "forward":
         products = _Products(B * min(P, Q) * s.groups, max(P, Q), K, R * S * C * s.filled)
