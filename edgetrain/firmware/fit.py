@@ -69,9 +69,8 @@ def plan_for(
     arena_bytes: what else the program uses the arena for, such as its prediction. limits: of time and energy.
     """
     under = partial(_within, graph, target, limits or Budget(), planner, time_limit_s)
-    most = arena_room(graph, target, memory_bytes)
-    if most is None:
-        return under(None)
+    room, most = arena_room(graph, target, memory_bytes), _room_of(graph, target)
+    most = most if room is None else min(room, most)
     lasting, left = persistent_bytes(graph), most
     for _ in range(_TRIES if arena_bytes <= most else 0):
         try:
@@ -113,12 +112,15 @@ def arena_room(graph: Graph, target: Target, memory_bytes: int | None = None) ->
     nothing bounds it."""
     bounds = [] if memory_bytes is None else [memory_bytes - lasting_bytes(graph)]
     if target.is_board:
-        bounds.append(_room_of_board(graph, target))
+        bounds.append(_room_of(graph, target))
     return min(bounds) // WORD_BYTES * WORD_BYTES if bounds else None
 
 
-def _room_of_board(graph: Graph, target: Target) -> int:
+def _room_of(graph: Graph, target: Target) -> int:
+    """By the memory of the target alone. Linux maps all that it has as one."""
     need = lasting_bytes(graph) + own_bytes(target)
+    if not target.is_board:
+        return target.device.memory.ram_bytes - need
     found = [-1]
     for rest in target.ram:
         if need <= rest.n_bytes:
@@ -158,10 +160,8 @@ def infeasible(
 ) -> Infeasible:
     """step_bytes: of RAM, without the stack and the program's own variables, which count where the board's memory is
     the limit. recomputes: that is with all that recomputing helps."""
-    asked = memory_bytes is not None
-    if memory_bytes is not None and target.is_board:
-        asked = memory_bytes - lasting_bytes(graph) <= _room_of_board(graph, target)
     lasting = lasting_bytes(graph)
+    asked = memory_bytes is not None and memory_bytes - lasting <= _room_of(graph, target)
     own = 0 if asked else own_bytes(target)
     roles = graph.bytes_by_role()
     has = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)

@@ -80,7 +80,8 @@ def firmware_costs(graph: Graph, target: Target) -> Costs:
     roofline = model_costs(graph, target.device)
     core, processor = core_of(target), target.device.processor
     if core is None or processor.frequency_hz is None:
-        return replace(roofline, store=None)
+        about = {**roofline.about, "library": "its firmware, at the device's own rates"}
+        return replace(roofline, about=about, store=None)
     clock_hz = processor.frequency_hz.value
     power_w = None if processor.power_w is None else processor.power_w.value
     ops = []
