@@ -46,7 +46,10 @@ _PARTS = ("utilisation", "overhead_sampling", "overhead_tracing")
 def profile(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
     batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="Steps that are measured, after the warm-up.", min=1)] = 50,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps that are measured, after the warm-up; by default 30 at least, and for 3 s.", min=1),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,

@@ -80,7 +80,7 @@ def profile(
     step: Step,
     batch: Sequence[Any],
     *,
-    steps: int = 50,
+    steps: int | None = None,
     out: str | Path | None = None,
     threads: int | None = None,
     cores: Sequence[int] | None = None,
@@ -92,7 +92,8 @@ def profile(
 ) -> Profile:
     """Train on the batch again and again, and measure what a step takes.
 
-    steps: measured ones, after the warm-up. out: the run folder; by default a new one under runs/.
+    steps: measured ones, after the warm-up; by default at least 30, and 3 s of them.
+    out: the run folder; by default a new one under runs/.
     threads, cores, frequency_hz: how the processor is used meanwhile; put back afterwards.
     device: a device file to model energy with, where no sensor tells it.
     protocol: idle time, sampling period, rounds; `steps` of it is not read. sources: sensors in place of those found.
@@ -217,7 +218,7 @@ def _times(measured: Measured, n: int) -> Summary:
         "steps": Value(measured.timeline.steps, "1", "measured"),
         "steps_left_out": Value(measured.timeline.left_out, "1", "measured"),
         "warm_up_steps": Value(len(measured.warm_up_s), "1", "measured"),
-        "steady": Value(str(measured.steady), "", "derived"),
+        "steady": Value(measured.steady.of_measured(measured.timeline.step_s.tolist()), "", "derived"),
         "batch": Value(n, "1", "measured"),
     }
 
