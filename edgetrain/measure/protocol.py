@@ -42,7 +42,7 @@ MOST_WARM_UP = 40  # steps
 # Without a number of steps: enough of them for an interval, and time in which sensors that are read once a second and
 # counters that tick a hundred times a second have something to say.
 LEAST_STEPS, LEAST_TIME_S = 30, 3.0
-LEAST_BLOCK_S = 0.5
+LEAST_BLOCK_S, MOST_BLOCK_S = 0.5, 1.0
 SETTLE_S = 0.02  # after a sampler was paused or resumed
 
 
@@ -175,6 +175,15 @@ def _warm_up(
     return warm_up(one, most_steps=how.most_warm_up)
 
 
+def _block(step: Callable[..., Any], batch: Sequence[Any], length: int) -> float:
+    """The median time of a step. On a machine that has become slower since, a block has fewer steps."""
+    until = time.monotonic() + MOST_BLOCK_S
+    times = [_timed(step, batch)]
+    while len(times) < length and time.monotonic() < until:
+        times.append(_timed(step, batch))
+    return statistics.median(times)
+
+
 def _timed(step: Callable[..., Any], batch: Sequence[Any]) -> float:
     began = time.perf_counter()
     float(step(*batch))  # waits for a GPU
@@ -204,6 +213,6 @@ def _blocks(
                 for way in shuffle.sample(WAYS, len(WAYS)):
                     (sampler.pause if way == "nothing" else sampler.resume)()
                     time.sleep(SETTLE_S)
-                    found[way].append(statistics.median(_timed(runs[way], batch) for _ in range(length)))
+                    found[way].append(_block(runs[way], batch, length))
                 on_progress(Progress("overhead", number + 1, how.rounds))
     return {way: tuple(times) for way, times in found.items()}
