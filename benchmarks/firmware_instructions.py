@@ -1,13 +1,13 @@
 """The instruction model of firmware: what each kernel takes on each core, fitted to what the emulator counted.
 
 In:  nets with random shapes that between them call every kernel, one training step of each in QEMU for each core.
-Out: edgetrain/firmware/instructions.json: coefficients for each core and kind of op (`edgetrain/firmware/instructions.py`),
+Out: edgetrain/firmware/instructions.json: coefficients for each core and kind of op (`edgetrain.firmware.instructions`),
      and how far off whole steps were that the fit had not seen.
 
     python benchmarks/firmware_instructions.py [--nets 90] [--out FILE]                           about 20 minutes
 
-A core that no emulated board with enough memory has is counted on a larger one that runs the same instructions: programs
-for a Cortex-M0+ on a Cortex-M4. Every seventh net is left out of the fit and says how far off it is.
+A core that no emulated board with enough memory has is counted on a larger one that runs the same instructions:
+programs for a Cortex-M0+ on a Cortex-M4. Every seventh net is left out of the fit and says how far off it is.
 """
 
 from __future__ import annotations
@@ -291,7 +291,8 @@ def fitted(core: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 def as_text(made: dict[str, Any]) -> str:
     """As JSON, each row of coefficients on one line."""
-    return re.sub(r"\[\s+([^\]]+?)\s+\]", lambda row: f"[{' '.join(row[1].split())}]", json.dumps(made, indent=1)) + "\n"
+    text = json.dumps(made, indent=1) + "\n"
+    return re.sub(r"\[\s+([^\]]+?)\s+\]", lambda row: f"[{' '.join(row[1].split())}]", text)
 
 
 def main() -> int:
@@ -304,8 +305,8 @@ def main() -> int:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     made = {
         "edgetrain instruction model": SCHEMA,
-        "source": "instructions of each call, counted by QEMU's plugin (firmware/boards/count.c) in one training step of "
-        "nets with random shapes, fitted by benchmarks/firmware_instructions.py",
+        "source": "instructions of each call, counted by QEMU's plugin (firmware/boards/count.c) in one training step "
+        "of nets with random shapes, fitted by benchmarks/firmware_instructions.py",
         "compiler": version.splitlines()[0],
         "cores": {core: fitted(core, list(counts(core, given.nets))) for core in given.cores},
     }

@@ -210,9 +210,8 @@ def with_storage(folder: Path, n_bytes: int) -> Path:
     text = (devices.FOLDER / "mkr1000.toml").read_text().partition("[firmware]")[0]
     lines = [line for line in text.splitlines() if not line.startswith(("n_bytes = { value = 4e", "in_bytes", "out_b"))]
     rate = 'value = 1e9, source = "made up"'
-    told = (
-        f'n_bytes = {{ value = {n_bytes}, source = "made up" }}\nin_bytes_s = {{ {rate} }}\nout_bytes_s = {{ {rate} }}'
-    )
+    room = f'n_bytes = {{ value = {n_bytes}, source = "made up" }}'
+    storage = f"[storage]\n{room}\nin_bytes_s = {{ {rate} }}\nout_bytes_s = {{ {rate} }}"
     file = folder / f"own{n_bytes}.toml"
     file.write_text("\n".join(lines).replace("[storage]", storage))
     return file
