@@ -1,7 +1,7 @@
 """The instruction model of firmware: what each kernel takes on each core, fitted to what the emulator counted.
 
 In:  nets with random shapes that between them call every kernel, one training step of each in QEMU for each core.
-Out: edgetrain/firmware/instructions.json: coefficients for each core and kind of op (`edgetrain.firmware.instructions`),
+Out: edgetrain/firmware/instructions.json: coefficients for each core and kind of op (firmware/instructions.py there),
      and how far off whole steps were that the fit had not seen.
 
     python benchmarks/firmware_instructions.py [--nets 90] [--out FILE]                           about 20 minutes

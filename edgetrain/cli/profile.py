@@ -37,6 +37,7 @@ _SHOWN = (
     ("inference_time_s", "inference"), ("peak_bytes", "peak of tensors"), ("process_peak_bytes", "peak of the process"),
     ("cpu_s_per_step", "CPU seconds a step"), ("utilisation", "utilisation of the cores"),
     ("energy_per_step_j", "energy a step"), ("net_energy_per_step_j", "  above idle"), ("power_w", "power"),
+    ("energy_note", "energy"),
     ("overhead_sampling", "sampling costs"), ("overhead_tracing", "sampling and tracing cost"),
     ("steady", "steady"), ("noise", "the machine was"),
 )  # fmt: skip

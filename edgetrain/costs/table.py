@@ -205,8 +205,8 @@ def from_json(data: Mapping[str, Any]) -> Costs:
 
 
 def store_from_json(data: Mapping[str, Any]) -> Store:
-    unknown = {name: _number_or_none(data.get(name)) for name in ("power_w", "n_bytes")}
-    store = Store(**unknown, **{name: _number(value) for name, value in data.items() if name not in unknown})
+    rates = {name: _number(value) for name, value in data.items() if name not in ("power_w", "n_bytes")}
+    store = Store(**rates, power_w=_number_or_none(data["power_w"]), n_bytes=_number_or_none(data.get("n_bytes")))
     if not (store.in_bytes_s > 0 and store.out_bytes_s > 0):
         raise ValueError(f"a store moves nothing: {data!r}")
     return store

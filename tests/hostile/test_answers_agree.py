@@ -27,7 +27,16 @@ from edgetrain.firmware.kernels import _TABLE
 from edgetrain.firmware.planned import firmware_step
 from edgetrain.firmware.target import load_target, target_names
 from edgetrain.graph.ir import Graph
+from edgetrain.measure.metrics import Span
+from edgetrain.measure.profile import _energy
+from edgetrain.measure.protocol import Measured
+from edgetrain.measure.record import Value
+from edgetrain.measure.samples import Samples, Series
+from edgetrain.measure.sampling import Summary
+from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
+from edgetrain.measure.sensors.source import Channel, Kind
 from edgetrain.measure.steady import MOST_SPREAD, spread_of, steady
+from edgetrain.measure.timeline import Timeline
 from edgetrain.plan.budget import Budget
 from edgetrain.run.exact import exactness_of
 from edgetrain.zoo.small import SMALL
@@ -258,6 +267,58 @@ def test_a_device_pages_only_where_asked_and_what_does_not_fit_is_a_failure(run:
     assert run(*given, "awake", "--page", "--json")[0] == 0
     assert not et.Plan.load("asleep/plan.json").paged
     assert et.Plan.load("awake/plan.json").paged
+
+
+# ---- energy
+
+S = 1_000_000_000
+WATTS_IDLE, WATTS_OWN, WATTS_OTHERS = 5.0, 3.0, 4.0
+
+
+def energies_of(*, modelled: bool, others_before: float, others_during: float) -> dict[str, Value]:
+    """What a profile says of 4 s of idling and 4 s of 40 steps, with so many cores of others at work."""
+    at = np.arange(0, 9) * S
+    idle = np.minimum(np.arange(9.0), 4.0)
+    busy = np.maximum(np.arange(9.0) - 4.0, 0.0)
+    others_s = others_before * idle + others_during * busy
+    own_s = busy
+    joules = WATTS_IDLE * np.arange(9.0) + WATTS_OWN * own_s + WATTS_OTHERS * others_s
+    kind: Kind = "modelled" if modelled else "measured"
+    machine = Channel("model_energy_j" if modelled else "meter_j", "J", True, kind)
+    own = Channel(PROCESS_ENERGY, "J", True, "modelled", part_of="model_energy_j")
+    cores = tuple(Channel(f"cpu{n}_time_s", "s", True, "measured") for n in range(2))
+    process = Channel("process_time_s", "s", True, "measured")
+    both_cores = (own_s + others_s) / 2
+    series = [
+        Series("meter", (machine,), at, at, joules[:, None]),
+        Series("cores", cores, at, at, np.stack([both_cores, both_cores], axis=1)),
+        Series("process", (process,), at, at, own_s[:, None]),
+    ]
+    if modelled:
+        series.append(Series("own", (own,), at, at, (WATTS_OWN * own_s)[:, None]))
+    rows = np.stack([4 * S + np.arange(40) * S // 10, 4 * S + (np.arange(40) + 1) * S // 10], axis=1)
+    nothing = np.zeros((40, 0), dtype=np.int64)
+    measured = Measured(
+        Timeline((), rows, nothing, nothing), Samples(S, 0, 0, tuple(series), False), Summary("stopped"),
+        Span(0, 4 * S), Span(4 * S, 8 * S), (0.1,) * 10, steady([0.1] * 10),
+    )  # fmt: skip
+    return _energy(measured, 16)
+
+
+@pytest.mark.parametrize("before", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("during", [0.0, 0.5, 1.0])
+def test_energy_above_idle_is_the_process_s_own_or_not_known(before: float, during: float) -> None:
+    modelled = energies_of(modelled=True, others_before=before, others_during=during)
+    assert modelled["net_energy_per_step_j"].value == pytest.approx(WATTS_OWN / 10)
+    measured = energies_of(modelled=False, others_before=before, others_during=during)
+    net, alone = measured["net_energy_per_step_j"], before == during == 0
+    assert net.value == (pytest.approx(WATTS_OWN / 10) if alone else None)
+    assert net.origin == ("derived" if alone else "unavailable")
+    for found in (modelled, measured):
+        assert (found["idle_power_w"].value is None) == (before > 0)
+        assert ("energy_note" in found) == (during > 0)
+        per_step = {round(v.value, 9) for name, v in found.items() if "per_step" in name and isinstance(v.value, float)}
+        assert len(per_step) <= 2
 
 
 # ---- numbers and times
