@@ -213,7 +213,8 @@ def plan(
 
 def _optimizer(name: str, net: nn.Module, momentum: float) -> torch.optim.Optimizer:
     settings = {"momentum": momentum} if name == "sgd" else {}
-    return OPTIMIZERS[name](net.parameters(), lr=0.01, **settings)
+    made: torch.optim.Optimizer = OPTIMIZERS[name](net.parameters(), lr=0.01, **settings)
+    return made
 
 
 def _firmware(

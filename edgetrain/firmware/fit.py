@@ -87,7 +87,7 @@ def plan_for(
     height = max(arena_of(graph, smallest).height_bytes, arena_bytes)
     if height <= most:
         return smallest
-    raise infeasible(graph, target, lasting_bytes(graph) + height, memory_bytes, recomputes=True)
+    raise infeasible(graph, target, lasting_bytes(graph) + height, memory_bytes, recomputes=planner != "keep-all")
 
 
 def _within(

@@ -86,7 +86,7 @@ def both(run: Run, net: tuple[Any, ...], device: str, *more: object) -> dict[str
         assert planned[0] == 1
         assert planned[2] == exported[2]
         return planned[2]
-    program = planned[1]["firmware"]
+    program: dict[str, Any] = planned[1]["firmware"]
     assert {key: program[key] for key in _BYTES} == {key: exported[1][key] for key in _BYTES}
     assert planned[1]["plan"]["recomputed_ops"] == exported[1]["recomputed"]
     return program
@@ -161,10 +161,10 @@ def test_what_firmware_does_not_do_is_refused_or_done_by_the_library(run: Run) -
 
 def test_every_kernel_has_counts_on_every_core() -> None:
     kinds = {kind.removeprefix("edgetrain.") for kind, _ in _TABLE}
-    for core in cores().values():
-        assert set(core.coefficients) == kinds
-        assert 0 < core.plus_minus < 0.2
-        assert all(value >= 0 for row in core.coefficients.values() for value in row)
+    for counted in cores().values():
+        assert set(counted.coefficients) == kinds
+        assert 0 < counted.plus_minus < 0.2
+        assert all(value >= 0 for row in counted.coefficients.values() for value in row)
     boards = [load_target(name) for name in target_names() if load_target(name).is_board]
     assert {core.name for target in boards if (core := core_of(target)) is not None} == set(cores())
 
@@ -348,7 +348,7 @@ SCRIPTED: dict[str, Callable[[], tuple[nn.Module, Callable[..., torch.Tensor]]]]
     "function in a module": lambda: (Calls(swish), plain_loss),
     "function that a function calls": lambda: (Calls(lambda x: swish(x)), plain_loss),
     "loss": lambda: (nn.Linear(4, 4), lambda model, x, y: swish(model(x)).sum()),
-    "compiled": lambda: (nn.Sequential(torch.compile(nn.Linear(4, 4))), plain_loss),  # type: ignore[arg-type]
+    "compiled": lambda: (Calls(torch.compile(nn.Linear(4, 4))), plain_loss),
 }
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"lr": torch.tensor(0.01)}, {"lr": torch.tensor(0.01, dtype=torch.float64)}, {"eps": torch.tensor(1e-8)},
