@@ -79,7 +79,7 @@ def in_micro_batches(
     samples = sample_items(example)[0]
 
     def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
-        costs = costs_of(graph, study.device)
+        costs = costs_of(graph, study.device, page=study.costs.store is not None)
         where = updates or keep_all(graph).updates
         if quickly and budget is not None and least_bytes(problem(graph, costs, where)) > budget - beside:
             bound = least_bytes(problem(graph, costs, where))
@@ -105,7 +105,7 @@ def in_micro_batches(
         return _Attempt(planned.plan, planned)
 
     def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
-        costs = costs_of(graph, study.device)
+        costs = costs_of(graph, study.device, page=study.costs.store is not None)
         return problem(graph, costs, updates or keep_all(graph).updates).keep_all.peak_bytes
 
     parts = step.in_micro_batches(plan_one, keep_all_bytes, allow_inexact=allow_inexact)

@@ -295,8 +295,9 @@ def _energy(measured: Measured, n: int) -> Summary:
     return found
 
 
-_OTHERS = "other programs were at work: the energy of a step is the machine's, with theirs in it" + (
-    "; above idle it is known only where it is modelled from this process's own CPU time"
+_OTHERS = (
+    "other programs were at work: the energy of a step is the machine's, with theirs in it; above idle it is known only "
+    "where it is modelled from this process's own CPU time"
 )
 
 
