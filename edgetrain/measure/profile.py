@@ -296,8 +296,8 @@ def _energy(measured: Measured, n: int) -> Summary:
 
 
 _OTHERS = (
-    "other programs were at work: the energy of a step is the machine's, with theirs in it; above idle it is known only "
-    "where it is modelled from this process's own CPU time"
+    "other programs were at work: the energy of a step is the machine's, with theirs in it; above idle it is known "
+    "only where it is modelled from this process's own CPU time"
 )
 
 
