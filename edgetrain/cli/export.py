@@ -20,10 +20,8 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, load_project
 from edgetrain.firmware.export import Project, require_new_folder
 from edgetrain.firmware.export import export as write_project
-from edgetrain.firmware.fit import plan_for
-from edgetrain.firmware.lower import lower_for_firmware
+from edgetrain.firmware.planned import MOMENTUM, firmware_step
 from edgetrain.firmware.target import load_target
-from edgetrain.graph.capture import capture
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.plan import Plan
 from edgetrain.run.activity import doing
@@ -43,7 +41,7 @@ def export(
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
-    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = 0.0,
+    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = MOMENTUM,
     classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without data.")] = None,
     input_size: Side = None,
     width: Width = None,
@@ -78,11 +76,11 @@ def export(
     updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
     with working("capturing the step"):
         with told_of_batch(model, "a random batch" if data is None else data, example):
-            graph = lower_for_firmware(capture(net, task.loss, updates, example), net)
+            step = firmware_step(net, task.loss, updates, example, chosen_target)
         doing(f"planning for {chosen_target.device.name}")
-        plan = plan_for(graph, chosen_target, memory_bytes=None if memory is None else parse_bytes(memory))
+        plan = step.plan(None if memory is None else parse_bytes(memory))
         doing(f"writing {out}")
-        project = write_project(graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
+        project = write_project(step.graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
         doing("comparing every tensor with PyTorch")
         checked = _checked(project, net, task, updates, example, check) if check else []
     wrong = [row for row in checked if not row.right]

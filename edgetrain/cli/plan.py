@@ -9,15 +9,17 @@ The step is captured as `et.prepare` captures it, so a plan holds for the step t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import rich.table
+import torch
 import typer
 from rich.text import Text
+from torch import nn
 
 from edgetrain import ranges
 from edgetrain.cli.graph import OPTIMIZERS
@@ -25,16 +27,21 @@ from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, working
+from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
 from edgetrain.cli.plan_study import Study, costs_of
 from edgetrain.costs.table import Costs
-from edgetrain.devices.device import load as load_device
+from edgetrain.devices.device import Device
 from edgetrain.errors import Infeasible, InternalError, UserError
+from edgetrain.firmware.planned import MOMENTUM, FirmwareStep, firmware_step
+from edgetrain.firmware.target import Target
+from edgetrain.graph.capture import ExampleRefused
 from edgetrain.graph.ir import Graph
-from edgetrain.measure.picture import Curve, Picture, Table
+from edgetrain.measure.picture import Curve, Frontier, Picture, Table
 from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
+from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan, number_of
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import PLANNERS
@@ -67,6 +74,16 @@ def plan(
         str | None,
         typer.Option(help="Model the costs for this device (`edgetrain devices`) instead of measuring them here."),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="What trains on the device: firmware, as `edgetrain export` writes it, or library, such as PyTorch; "
+            "by default firmware wherever there is some."
+        ),
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Tensors may be paged to the device's storage, by its library.")
+    ] = False,
     page_to: Annotated[
         Path | None, typer.Option(help="Folder on this machine's storage that tensors may be paged to; it is measured.")
     ] = None,
@@ -77,7 +94,10 @@ def plan(
     time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search, of all plans together.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    momentum: Annotated[
+        float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0.9, and 0 for firmware.")
+    ] = None,
     input_size: Side = None,
     classes: Classes = None,
     width: Width = None,
@@ -95,7 +115,7 @@ def plan(
     Example: edgetrain plan mobilenet_v2 --batch 16 --memory 300MB --device rpi4
     """
     chosen = choose(model)
-    target = None if device is None else load_device(device)
+    target = None if device is None else device_of(device)
     one_of(OPTIMIZERS, optimizer, "--optimizer")
     one_of(PLANNERS, planner, "--planner")
     memory_bytes = _amount(memory, "--memory")
@@ -106,11 +126,17 @@ def plan(
             param_hint="--process-memory",
         )
     if target is not None and page_to is not None:
-        raise typer.BadParameter("a device has storage of its own", param_hint="--page-to")
+        raise typer.BadParameter("a device has storage of its own; give --page", param_hint="--page-to")
+    if target is None and (page or runtime is not None):
+        words = "--page" if page else "--runtime"
+        raise typer.BadParameter("it is for a device; give --device", param_hint=words)
+    if runtime is not None and runtime not in RUNTIMES:
+        raise typer.BadParameter(f"{runtime} is none of {', '.join(RUNTIMES)}", param_hint="--runtime")
+    pages = page or planner in ("page-only", "poet")
     limits = Budget(time_s=most_time, energy_j=most_energy, objective=objective)  # type: ignore[arg-type]
     parts = _parts(sweep)
     one = memory is not None or process_memory is not None or load is not None
-    one = one or (planner == "keep-all" and not parts)
+    one = one or ((planner == "keep-all" or target is not None) and not parts)
     if not one and not parts:
         raise _NoBudget("a budget is missing: give --memory, --process-memory or --sweep, or a plan with --load")
     if load is not None and planner != "auto":
@@ -121,25 +147,37 @@ def plan(
     if asked not in (None, 1) and (parts or load is not None):
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
     count = 1 if parts else number_of(asked, planner)
+    firm = None if target is None else target_of(target, runtime, pages=pages, micro_batches=count != 1)
     loaded = Plan.load(load) if load is not None else None
     with removed_if_interrupted(out) if out is not None else nullcontext(), working("capturing the step"):
         folder = RunFolder.create(out) if out is not None else None
         net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
         net.train()
-        settings = {"momentum": 0.9} if optimizer == "sgd" else {}
-        updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
-        with told_of_batch(model, "a random batch", example):
-            step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None)))
-            step.of_shape(*example)
+        firmware = None
+        if firm is not None:
+            updates = _optimizer(optimizer, net, MOMENTUM if momentum is None else momentum)
+            with told_of_batch(model, "a random batch", example):
+                firmware = _firmware(firm, net, task.loss, updates, example, required=runtime == "firmware")
+        if firmware is None:
+            updates = _optimizer(optimizer, net, 0.9 if momentum is None else momentum)
+            with told_of_batch(model, "a random batch", example):
+                step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None)))
+                step.of_shape(*example)
+        graph = step.graph if firmware is None else firmware.graph
         if loaded is not None:
-            _refuse_other(step.graph, loaded, load)
-        left = None if process_bytes is None else left_for_tensors(step.graph, process_bytes)
-        budget = min((n for n in (left, memory_bytes) if n is not None), default=None)
+            _refuse_other(graph, loaded, load)
+        left = None if process_bytes is None else left_for_tensors(graph, process_bytes)
+        # Firmware knows what its target has, region by region; any other plan fits into the RAM of its device.
+        there = None if target is None or firmware is not None else target.memory.ram_bytes
+        budget = min((n for n in (left, memory_bytes, there) if n is not None), default=None)
         if target is None and budget is not None and loaded is None and count == 1 and not parts:
             _refuse_impossible(step, budget, planner, page_to, left, process_bytes)
-        study = Study(
-            step.graph, costs_of(step.graph, target, page_to), step.plan, planner, time_limit, target, limits
-        )  # fmt: skip
+        if firmware is not None:
+            plain = keep_all(graph, updates="final", exact="rounding")
+            study = Study(graph, firmware.costs, plain, planner, time_limit, target, limits, firmware)
+        else:
+            costs = costs_of(graph, target, page_to, pages)
+            study = Study(graph, costs, step.plan, planner, time_limit, target, limits)
         made, micro = None, None
         if count != 1:
             try:
@@ -165,12 +203,50 @@ def plan(
             )  # fmt: skip
             told["micro_batches"] = micro.told()
         folder = folder or RunFolder.create(default_path("plan"))
-        page = _keep(folder, study.costs, made, shown, told, save, whole=None if micro is None else micro.plan)
+        drawn = _keep(folder, study.costs, made, shown, told, save, whole=None if micro is None else micro.plan)
     if json:
-        print_json(told | {"run": str(folder.path), "page": str(page)})
-        return
-    _print(shown)
-    results.print(f"page: {page}", soft_wrap=True)
+        print_json(told | {"run": str(folder.path), "page": str(drawn)})
+    else:
+        _print(shown)
+        results.print(f"page: {drawn}", soft_wrap=True)
+    if target is not None and frontier is not None and not _any_fits(frontier, target):
+        notes.print(
+            f"error: no plan of this sweep fits into the {show_bytes(target.memory.ram_bytes)} of {target.name}"
+        )
+        raise typer.Exit(1)
+
+
+def _optimizer(name: str, net: nn.Module, momentum: float) -> torch.optim.Optimizer:
+    settings = {"momentum": momentum} if name == "sgd" else {}
+    made: torch.optim.Optimizer = OPTIMIZERS[name](net.parameters(), lr=0.01, **settings)
+    return made
+
+
+def _firmware(
+    target: Target,
+    net: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    updates: torch.optim.Optimizer,
+    example: tuple[Any, ...],
+    *,
+    required: bool,
+) -> FirmwareStep | None:
+    """The step as firmware runs it. None where firmware has no kernels for it and the board has another library."""
+    try:
+        return firmware_step(net, loss, updates, example, target)
+    except ExampleRefused:
+        raise
+    except UserError as error:
+        if target.is_board or required:
+            raise
+        notes.print(f"planned for {target.device.library.name}, since firmware cannot train it: {error.what}")
+        return None
+
+
+def _any_fits(frontier: Frontier, device: Device) -> bool:
+    return any(
+        point.extra is not None and point.memory_bytes <= device.memory.ram_bytes for point in frontier.points
+    )  # fmt: skip
 
 
 # ---- from words to numbers

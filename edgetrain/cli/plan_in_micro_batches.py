@@ -90,7 +90,7 @@ def in_micro_batches(
             )  # fmt: skip
 
     def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
-        costs = costs_of(graph, study.device)
+        costs = costs_of(graph, study.device, page=study.costs.store is not None)
         where = updates or keep_all(graph).updates
         if quickly and budget is not None and least_bytes(problem(graph, costs, where)) > budget - beside:
             bound = least_bytes(problem(graph, costs, where))
@@ -121,7 +121,8 @@ def in_micro_batches(
 
     def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
         by_bytes = study.device is None and is_heavy(graph)
-        costs = unmeasured(graph) if by_bytes else costs_of(graph, study.device)
+        page = study.costs.store is not None
+        costs = unmeasured(graph) if by_bytes else costs_of(graph, study.device, page=page)
         return problem(graph, costs, updates or keep_all(graph).updates).keep_all.peak_bytes
 
     parts = step.in_micro_batches(plan_one, keep_all_bytes, refuse, allow_inexact=allow_inexact)

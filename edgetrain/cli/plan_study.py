@@ -13,11 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from edgetrain.cli import plan_firmware
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.model import model_costs, resident_bytes
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
 from edgetrain.errors import Infeasible, UserError
+from edgetrain.firmware.planned import FirmwareStep
 from edgetrain.graph.accumulate import accumulators
 from edgetrain.graph.ir import Graph, Op, Role
 from edgetrain.measure.picture import Curve, Frontier, Instant, Picture, Point, Table
@@ -49,10 +51,11 @@ _UPDATES = {
 }
 
 
-def costs_of(graph: Graph, device: Device | None, page_to: Path | None = None) -> Costs:
-    """Modelled for the device, or measured here; page_to: a folder on the storage that may be paged to."""
+def costs_of(graph: Graph, device: Device | None, page_to: Path | None = None, page: bool = False) -> Costs:
+    """Modelled for the device, or measured here; page: its storage may be paged to, as the folder page_to may."""
     if device is not None:
-        return model_costs(graph, device)
+        modelled = model_costs(graph, device)
+        return modelled if page else replace(modelled, store=None)
 
     def progress(done: int, total: int) -> None:
         doing(f"measuring what the ops cost, {done} of {total}")
@@ -66,6 +69,7 @@ class Study:
     """A captured step, what its ops cost here or on a device, and the plan that keeps all of it.
 
     limits: those of time and energy, and what is to be least; memory is given with each question.
+    firmware: the step as firmware runs it, where that is what is planned.
     """
 
     graph: Graph
@@ -75,6 +79,7 @@ class Study:
     time_limit_s: float
     device: Device | None = None
     limits: Budget = field(default_factory=Budget)
+    firmware: FirmwareStep | None = None
 
     @cached_property
     def task(self) -> Problem:
@@ -97,6 +102,10 @@ class Study:
             raise in_process(answer, memory_bytes, process_bytes) from None
 
     def _plan(self, memory_bytes: int | None, left_s: float | None = None) -> Plan:
+        if self.firmware is not None:
+            return self.firmware.plan(
+                memory_bytes, limits=self.limits, planner=self.planner, time_limit_s=self.time_limit_s
+            )
         return make_plan(
             self.graph, self.costs, replace(self.limits, memory_bytes=memory_bytes),
             planner=self.planner, time_limit_s=self.time_limit_s,
@@ -113,7 +122,7 @@ class Study:
             )  # fmt: skip
         if loaded.paged and self.costs.store is None:
             raise UserError(
-                "the plan that was loaded pages to storage", next_step="add --page-to FOLDER, or --device NAME"
+                "the plan that was loaded pages to storage", next_step="add --page-to FOLDER, or --device NAME --page"
             )  # fmt: skip
         timing = play(self.graph, loaded.schedule, self.costs)
         time_s = timing.time_s
@@ -202,6 +211,8 @@ class Study:
         }
         if made is not None:
             found["plan"] = self._plan_told(made)
+            if self.firmware is not None:
+                found["firmware"] = plan_firmware.as_data(self.firmware.project(made))
         if frontier is not None:
             found["sweep"] = asdict(frontier)
         return found
@@ -331,9 +342,9 @@ class Study:
         return Table("The plan", "", ("", ""), tuple(rows))
 
     def _device_facts(self, device: Device, made: Plan) -> list[tuple[str, str]]:
-        ram = device.memory.ram_bytes
-        fits = "" if made.peak_bytes <= ram else ": this plan does not fit"
-        rows = [(f"RAM of {device.name}", f"{show_bytes(ram)}{fits}")]
+        rows = [(f"RAM of {device.name}", show_bytes(device.memory.ram_bytes))]
+        if self.firmware is not None:
+            return rows + plan_firmware.facts(self.firmware.project(made), self.firmware.target)
         alone = resident_bytes(self.graph, device)
         if alone is not None:
             rows.append(

@@ -39,6 +39,7 @@ _SHOWN = (
     ("inference_time_s", "inference"), ("peak_bytes", "peak of tensors"), ("process_peak_bytes", "peak of the process"),
     ("cpu_s_per_step", "CPU seconds a step"), ("utilisation", "utilisation of the cores"),
     ("energy_per_step_j", "energy a step"), ("net_energy_per_step_j", "  above idle"), ("power_w", "power"),
+    ("energy_note", "energy"),
     ("overhead_sampling", "sampling costs"), ("overhead_tracing", "sampling and tracing cost"),
     ("steady", "steady"), ("noise", "the machine was"),
 )  # fmt: skip
@@ -48,7 +49,10 @@ _PARTS = ("utilisation", "overhead_sampling", "overhead_tracing")
 def profile(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
     batch: Batch = 1,
-    steps: Annotated[int, numeric(ranges.STEPS, "Steps that are measured, after the warm-up.")] = 50,
+    steps: Annotated[
+        int | None,
+        numeric(ranges.STEPS, "Steps that are measured, after the warm-up; by default 30, and 3 s, at least."),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
     planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,

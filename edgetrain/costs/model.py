@@ -125,7 +125,7 @@ def store(device: Device) -> Store | None:
         return None
     return Store(
         found.in_bytes_s.value, found.out_bytes_s.value, found.in_latency_s.value, found.out_latency_s.value,
-        None if found.power_w is None else found.power_w.value,
+        None if found.power_w is None else found.power_w.value, None if found.n_bytes is None else found.n_bytes.value,
     )  # fmt: skip
 
 

@@ -78,6 +78,7 @@ class Store:
     """Storage that tensors go to and come back from, one transfer at a time.
 
     power_w: what a transfer takes above what the device takes when it idles; None where nothing tells.
+    n_bytes: what it can hold; None where that is not known.
     """
 
     in_bytes_s: float
@@ -85,6 +86,7 @@ class Store:
     in_latency_s: float = 0.0
     out_latency_s: float = 0.0
     power_w: float | None = None
+    n_bytes: float | None = None
 
     def in_s(self, n_bytes: int) -> float:
         return self.in_latency_s + n_bytes / self.in_bytes_s
@@ -203,8 +205,8 @@ def from_json(data: Mapping[str, Any]) -> Costs:
 
 
 def store_from_json(data: Mapping[str, Any]) -> Store:
-    power_w = _number_or_none(data["power_w"])
-    store = Store(power_w=power_w, **{name: _number(value) for name, value in data.items() if name != "power_w"})
+    rates = {name: _number(value) for name, value in data.items() if name not in ("power_w", "n_bytes")}
+    store = Store(**rates, power_w=_number_or_none(data["power_w"]), n_bytes=_number_or_none(data.get("n_bytes")))
     if not (store.in_bytes_s > 0 and store.out_bytes_s > 0):
         raise ValueError(f"a store moves nothing: {data!r}")
     return store

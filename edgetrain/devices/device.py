@@ -37,6 +37,7 @@ without a source is a `UserError` that names the file and the place in it.
     [storage]                                       what tensors can be paged to                       (optional)
     name = "SD card"
     in_bytes_s, out_bytes_s, in_latency_s, out_latency_s, power_w
+    n_bytes = { … }                                 what it has free for pages                         (optional)
 
     [power]
     idle_w = { … }                                                                                     (optional)
@@ -160,7 +161,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Storage:
-    """power_w: of a transfer, above what the device takes when it idles."""
+    """power_w: of a transfer, above what the device takes when it idles. n_bytes: what it has free for pages."""
 
     name: str
     in_bytes_s: Quantity
@@ -168,6 +169,7 @@ class Storage:
     in_latency_s: Quantity
     out_latency_s: Quantity
     power_w: Quantity | None = None
+    n_bytes: Quantity | None = None
 
 
 @dataclass(frozen=True)
@@ -475,7 +477,7 @@ def _storage(table: _Table) -> Storage:
     return Storage(
         table.text("name"), table.quantity("in_bytes_s"), table.quantity("out_bytes_s"),
         table.quantity("in_latency_s", positive=False), table.quantity("out_latency_s", positive=False),
-        table.quantity_if_there("power_w", positive=False),
+        table.quantity_if_there("power_w", positive=False), table.quantity_if_there("n_bytes"),
     )  # fmt: skip
 
 

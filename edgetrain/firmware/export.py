@@ -33,7 +33,7 @@ from edgetrain.files import checked_path, refuse_link
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
-from edgetrain.firmware.fit import infeasible, own_bytes, require_flash
+from edgetrain.firmware.fit import infeasible, require_flash
 from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
 from edgetrain.firmware.lowering import WORD_BYTES
@@ -100,16 +100,12 @@ def export(
     _require_lowered(graph)
     validate(graph, plan)
     _require_plan(plan)
-    step = Part(graph, plan, arena_of(graph, plan))
-    predicting = _prediction(graph, model) if predict else None
-    lasting, weights = _with_values(lasting_tensors(graph), graph, model, optimizer)
-    copy_bytes = None if keep_every is None else _copy_bytes(lasting, optimizer)
-    kept = None if copy_bytes is None else keep(chosen, copy_bytes)
-    project = _project(folder, chosen, step, predicting, lasting, weights, kept)
-    placed = _require_room(chosen, project, graph, lasting, copy_bytes)
+    program = _program(graph, plan, model, optimizer, chosen, predict=predict, keep_every=keep_every)
+    step, lasting, weights, kept = program.step, program.lasting, program.weights, program.kept
+    project = replace(program.project, folder=folder)
     groups = [update.settings(optimizers.kind_of(optimizer), group) for group in optimizer.param_groups]
     emitted = emit(
-        step, predicting, lasting, groups, kind=optimizers.kind_of(optimizer), fresh=not optimizer.state,
+        step, program.predicting, lasting, groups, kind=optimizers.kind_of(optimizer), fresh=not optimizer.state,
         keep_every=keep_every or 0,
     )  # fmt: skip
     model_key = zlib.crc32(weights, zlib.crc32(emitted.source.encode()))
@@ -121,10 +117,57 @@ def export(
         + "\n",
         "README.md": _readme(project, chosen, step),
         **{f"kernels/{name}": (FOLDER / name).read_text() for name in files_of(emitted.kernels)},
-        **board_files.files(chosen, placed, emitted.kernels, kept, model_key),
+        **board_files.files(chosen, program.placed, emitted.kernels, kept, model_key),
     }
     _write(folder, files)
     return project
+
+
+@dataclass(frozen=True)
+class _Program:
+    """All of a project but its text. project: without a folder."""
+
+    project: Project
+    step: Part
+    predicting: Part | None
+    lasting: list[Lasting]
+    weights: bytes
+    kept: Kept | None
+    placed: Placed | None
+
+
+def _program(
+    graph: Graph,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    target: Target,
+    *,
+    predict: bool,
+    keep_every: int | None,
+) -> _Program:
+    step = Part(graph, plan, arena_of(graph, plan))
+    predicting = prediction(graph, model) if predict else None
+    lasting, weights = _with_values(lasting_tensors(graph), graph, model, optimizer)
+    copy_bytes = None if keep_every is None else _copy_bytes(lasting, optimizer)
+    kept = None if copy_bytes is None else keep(target, copy_bytes)
+    project = _project(target, step, predicting, lasting, weights, kept)
+    placed = _require_room(target, project, graph, lasting, copy_bytes)
+    return _Program(project, step, predicting, lasting, weights, kept, placed)
+
+
+def project_of(
+    graph: Graph,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    target: Target,
+    keep_every: int | None = None,
+) -> Project:
+    """What `export` would write of a planned step, with its bytes; `Infeasible` where it would be. Nothing is
+    written."""
+    return _program(graph, plan, model, optimizer, target, predict=True, keep_every=keep_every).project
 
 
 # ---- what is asked for
@@ -162,7 +205,7 @@ def _require_plan(plan: Plan) -> None:
         )  # fmt: skip
 
 
-def _prediction(graph: Graph, model: nn.Module) -> Part:
+def prediction(graph: Graph, model: nn.Module) -> Part:
     """The model's own results for the first tensor of a batch."""
     shape = graph.tensors[graph.inputs[0]].shape
     with torch.no_grad():
@@ -256,7 +299,6 @@ def _copy_bytes(lasting: list[Lasting], optimizer: torch.optim.Optimizer) -> int
 
 
 def _project(
-    folder: Path,
     target: Target,
     step: Part,
     predicting: Part | None,
@@ -266,7 +308,7 @@ def _project(
 ) -> Project:
     arenas: list[Arena] = [step.arena] + ([predicting.arena] if predicting is not None else [])
     return Project(
-        folder=folder,
+        folder=Path(),
         target=target.name,
         plan_peak_bytes=step.plan.peak_bytes,
         arena_bytes=max(max(arena.height_bytes for arena in arenas), WORD_BYTES),
@@ -289,7 +331,7 @@ def _require_room(
     placed = place(target, arena_bytes=project.arena_bytes, rest_bytes=project.lasting_bytes)
     if placed is not None:
         return placed
-    raise infeasible(graph, target, project.ram_bytes + own_bytes(target), None)
+    raise infeasible(graph, target, project.ram_bytes, None)
 
 
 # ---- files

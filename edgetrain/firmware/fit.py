@@ -12,12 +12,13 @@ flash of the program, with an allowance for its code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from edgetrain.costs.model import model_costs
 from edgetrain.errors import Infeasible
 from edgetrain.firmware.arena import arena_of
+from edgetrain.firmware.instructions import firmware_costs
 from edgetrain.firmware.lowering import WORD_BYTES, live_ops
 from edgetrain.firmware.target import OWN_BYTES, Target, keep, paged_bytes
 from edgetrain.graph.fuse import compact
@@ -25,9 +26,10 @@ from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.lifetimes import persistent_bytes
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.planning import least_bytes, smallest_by
 from edgetrain.plan.planning import plan as plan_under
-from edgetrain.plan.planning import smallest_by
 from edgetrain.plan.problem import problem
 
 # Allowed for code, startup and the C library; the linker judges what there is.
@@ -51,49 +53,80 @@ class FlashLever:
     flash_bytes: int
 
 
-def plan_for(graph: Graph, target: Target, *, memory_bytes: int | None = None, time_limit_s: float = 10.0) -> Plan:
+def plan_for(
+    graph: Graph,
+    target: Target,
+    *,
+    memory_bytes: int | None = None,
+    arena_bytes: int = 0,
+    limits: Budget | None = None,
+    planner: str = "auto",
+    time_limit_s: float = 10.0,
+) -> Plan:
     """The plan of least time whose RAM the target has.
 
-    memory_bytes: RAM that the step may take, where that is less than the target has.
+    memory_bytes: RAM that the step may take, without stack and variables, where that is less than the target has.
+    arena_bytes: what else the program uses the arena for, such as its prediction. limits: of time and energy.
     """
-    made = keep_all(graph, updates="final")
-    most = arena_room(graph, target, memory_bytes)
-    if most is None:
-        return made
-    left = most
-    for _ in range(_TRIES):
-        if made.peak_bytes - made.persistent_bytes <= left:
-            gap = arena_of(graph, made).height_bytes - most
-            if gap <= 0:
-                return made
-            left -= gap  # the layout has gaps: what lies in it must be so much less
+    under = partial(_within, graph, target, limits or Budget(), planner, time_limit_s)
+    room, most = arena_room(graph, target, memory_bytes), _room_of(graph, target)
+    most = most if room is None else min(room, most)
+    lasting, left = persistent_bytes(graph), most
+    for _ in range(_TRIES if arena_bytes <= most else 0):
         try:
-            made = _within(graph, target, made.persistent_bytes + max(left, WORD_BYTES), time_limit_s)
+            made = under(lasting + max(left, WORD_BYTES))
         except Infeasible as answer:
-            smallest = answer.smallest_bytes - frozen_bytes(graph) + own_bytes(target)
-            raise infeasible(graph, target, smallest, memory_bytes, recomputes=True) from answer
-    return made
+            if answer.least_time_s is not None:  # memory is not what stands in the way
+                raise
+            break
+        gap = arena_of(graph, made).height_bytes - most
+        if gap <= 0:
+            return made
+        left -= gap  # the layout has gaps: what lies in it must be so much less
+    smallest = _smallest(under)
+    height = max(arena_of(graph, smallest).height_bytes, arena_bytes)
+    if height <= most:
+        return smallest
+    raise infeasible(graph, target, lasting_bytes(graph) + height, memory_bytes, recomputes=planner != "keep-all")
 
 
-def _within(graph: Graph, target: Target, memory_bytes: int, time_limit_s: float) -> Plan:
-    costs, budget = model_costs(graph, target.device), Budget(memory_bytes=memory_bytes)
-    return plan_under(graph, costs, budget, updates="final", page=False, time_limit_s=time_limit_s)
+def _within(
+    graph: Graph, target: Target, limits: Budget, planner: str, time_limit_s: float, memory_bytes: int | None
+) -> Plan:
+    costs, budget = firmware_costs(graph, target), replace(limits, memory_bytes=memory_bytes)
+    return plan_under(
+        graph, costs, budget, updates="final", exact="rounding", page=False, planner=planner, time_limit_s=time_limit_s
+    )
+
+
+def _smallest(under: Callable[[int | None], Plan]) -> Plan:
+    """A plan of as few bytes as were found to work."""
+    try:
+        return under(1)
+    except Infeasible as answer:
+        return under(answer.smallest_bytes)
 
 
 def arena_room(graph: Graph, target: Target, memory_bytes: int | None = None) -> int | None:
     """The largest arena that lies within one memory beside all that lasts; below 0 where not even that fits. None where
     nothing bounds it."""
-    lasting = lasting_bytes(graph)
-    bounds = [] if memory_bytes is None else [memory_bytes - lasting]
+    bounds = [] if memory_bytes is None else [memory_bytes - lasting_bytes(graph)]
     if target.is_board:
-        need = lasting + own_bytes(target)
-        found = [-1]
-        for rest in target.ram:
-            if need <= rest.n_bytes:
-                others = [memory.n_bytes for memory in target.ram if memory != rest]
-                found.append(max(rest.n_bytes - need, *others, 0) if others else rest.n_bytes - need)
-        bounds.append(max(found))
+        bounds.append(_room_of(graph, target))
     return min(bounds) // WORD_BYTES * WORD_BYTES if bounds else None
+
+
+def _room_of(graph: Graph, target: Target) -> int:
+    """By the memory of the target alone. Linux maps all that it has as one."""
+    need = lasting_bytes(graph) + own_bytes(target)
+    if not target.is_board:
+        return target.device.memory.ram_bytes - need
+    found = [-1]
+    for rest in target.ram:
+        if need <= rest.n_bytes:
+            others = [memory.n_bytes for memory in target.ram if memory != rest]
+            found.append(max(rest.n_bytes - need, *others, 0) if others else rest.n_bytes - need)
+    return max(found)
 
 
 def own_bytes(target: Target) -> int:
@@ -118,33 +151,36 @@ def ram_bytes(graph: Graph) -> int:
     return keep_all(graph, updates="final").peak_bytes - frozen_bytes(graph)
 
 
-def _weighed(n_bytes: int, most: int | None) -> str:
-    return f"{n_bytes} bytes" + (", still too many" if most is not None and n_bytes > most else "")
+def _weighed(n_bytes: int, most: int) -> str:
+    return f"{n_bytes} bytes" + (", still too many" if n_bytes > most else "")
 
 
 def infeasible(
-    graph: Graph, target: Target, smallest_bytes: int, memory_bytes: int | None, *, recomputes: bool = False
+    graph: Graph, target: Target, step_bytes: int, memory_bytes: int | None, *, recomputes: bool = False
 ) -> Infeasible:
-    """smallest_bytes: of RAM, the stack and the program's own variables among them. recomputes: that is with all that
-    recomputing helps."""
-    own, lasting = own_bytes(target), lasting_bytes(graph)
+    """step_bytes: of RAM, without the stack and the program's own variables, which count where the board's memory is
+    the limit. recomputes: that is with all that recomputing helps."""
+    lasting = lasting_bytes(graph)
+    asked = memory_bytes is not None and memory_bytes - lasting <= _room_of(graph, target)
+    own = 0 if asked else own_bytes(target)
     roles = graph.bytes_by_role()
     has = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)
-    there = sum(memory.n_bytes for memory in target.ram) if target.is_board else None
-    asked, most = f"{target.device.name} has {has}", there
-    if memory_bytes is not None and (there is None or memory_bytes < there):
-        asked, most = f"{memory_bytes} bytes were asked for", memory_bytes
+    limit, most = f"{target.device.name} has {has}", sum(memory.n_bytes for memory in target.ram)
+    if asked and memory_bytes is not None:
+        limit, most = f"{memory_bytes} bytes were asked for", memory_bytes
     found = levers(graph, target, recompute=not recomputes)
     tried = "\n".join(f"    {lever.what}: {_weighed(lever.ram_bytes + own, most)}" for lever in found)
     how = ", recomputing as much as can be" if recomputes else ""
     state, batch = show_bytes(roles["state"]), show_bytes(roles["input"])
+    beside = f", {own} bytes of stack and variables" if own else ""
     return Infeasible(
-        f"this step takes {smallest_bytes} bytes of RAM{how}; {asked}\n"
+        f"this step takes {step_bytes + own} bytes of RAM{how}; {limit}\n"
         f"  what stands in the way: {lasting} bytes that last ({state} of them optimizer state, {batch} the batch), "
-        f"{smallest_bytes - lasting - own} bytes of arena, {own} bytes of stack and variables\n"
+        f"{step_bytes - lasting} bytes of arena{beside}\n"
         f"  what would help, each by itself:\n{tried}",
-        smallest_bytes=smallest_bytes, bound_bytes=lasting + own,
-    )  # fmt: skip
+        smallest_bytes=step_bytes + own,
+        bound_bytes=least_bytes(problem(graph, firmware_costs(graph, target), "final")) - frozen_bytes(graph) + own,
+    )
 
 
 # ---- levers
@@ -161,7 +197,7 @@ def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
     if batch > 1:
         yield Lever("a batch of 1 in place of " + str(batch), ram_bytes(with_one_sample(graph)))
     if recompute:
-        _, peak = smallest_by(problem(graph, model_costs(graph, target.device), "final"), fast)
+        _, peak = smallest_by(problem(graph, firmware_costs(graph, target), "final"), fast)
         if peak - frozen_bytes(graph) < now:
             yield Lever("recomputing as much as can be", peak - frozen_bytes(graph))
     state = graph.bytes_by_role()["state"]

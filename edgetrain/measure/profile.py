@@ -36,6 +36,7 @@ from edgetrain.measure.protocol import WAYS, Measured, Progress, Protocol, measu
 from edgetrain.measure.record import Origin, Record, RunFolder, Value, default_path, new_record
 from edgetrain.measure.samples import Floats, Samples, Times
 from edgetrain.measure.sensors import Source, find
+from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
 from edgetrain.measure.sensors.source import Channel, outermost
 from edgetrain.measure.timeline import Timeline
 from edgetrain.run.memory import MemoryTrace, allocated_peak
@@ -80,7 +81,7 @@ def profile(
     step: Step,
     batch: Sequence[Any],
     *,
-    steps: int = 50,
+    steps: int | None = None,
     out: str | Path | None = None,
     threads: int | None = None,
     cores: Sequence[int] | None = None,
@@ -92,7 +93,8 @@ def profile(
 ) -> Profile:
     """Train on the batch again and again, and measure what a step takes.
 
-    steps: measured ones, after the warm-up. out: the run folder; by default a new one under runs/.
+    steps: measured ones, after the warm-up; by default at least 30, and 3 s of them.
+    out: the run folder; by default a new one under runs/.
     threads, cores, frequency_hz: how the processor is used meanwhile; put back afterwards.
     device: a device file to model energy with, where no sensor tells it.
     protocol: idle time, sampling period, rounds; `steps` of it is not read. sources: sensors in place of those found.
@@ -166,7 +168,7 @@ def _energy_windows(measured: Measured) -> tuple[Channel, Windows] | None:
     if chosen is None:
         return None
     if chosen.kind == "modelled":
-        return _counter_windows(measured, "model_process_energy_j")
+        return _counter_windows(measured, PROCESS_ENERGY)
     for series in measured.samples.series:
         if series.name == chosen.source.split(" + ")[0]:
             for unit in ("J", "W"):
@@ -217,7 +219,7 @@ def _times(measured: Measured, n: int) -> Summary:
         "steps": Value(measured.timeline.steps, "1", "measured"),
         "steps_left_out": Value(measured.timeline.left_out, "1", "measured"),
         "warm_up_steps": Value(len(measured.warm_up_s), "1", "measured"),
-        "steady": Value(str(measured.steady), "", "derived"),
+        "steady": Value(measured.steady.of_measured(measured.timeline.step_s.tolist()), "", "derived"),
         "batch": Value(n, "1", "measured"),
     }
 
@@ -273,24 +275,55 @@ def _use(samples: Samples, span: Span, steps: int) -> Summary:
 
 
 def _energy(measured: Measured, n: int) -> Summary:
-    """Gross: all that the machine took. Net: above what it takes when it idles."""
-    samples, steps = measured.samples, measured.timeline.steps
-    busy = metrics.chosen(metrics.energies(samples, measured.measured))
-    idle = metrics.chosen(metrics.energies(samples, measured.idle))
-    idle_w = None if idle is None or not measured.idle.time_s else idle.energy_j / measured.idle.time_s
+    """Gross: all that the machine took. Net: above what it takes when it idles, and so that of this process alone."""
+    samples, steps, span = measured.samples, measured.timeline.steps, measured.measured
+    busy = metrics.chosen(metrics.energies(samples, span))
     names = ("energy_per_step_j", "energy_per_sample_j", "net_energy_per_step_j", "net_energy_per_sample_j", "power_w",
              "idle_power_w")  # fmt: skip
     if busy is None:
         return {name: Value(None, name.rpartition("_")[2].upper(), _NOT_HAD) for name in names}
-    net = None if idle_w is None else max(busy.energy_j - idle_w * measured.measured.time_s, 0.0)
+    idle_w, net = _idle_w(measured), _net_j(measured, busy)
     amounts = (
         busy.energy_j / steps, busy.energy_j / steps / n,
         None if net is None else net / steps, None if net is None else net / steps / n,
-        busy.energy_j / measured.measured.time_s, idle_w,
+        busy.energy_j / span.time_s, idle_w,
     )  # fmt: skip
     found = {name: _joules(amount, name, busy) for name, amount in zip(names, amounts, strict=True)}
     found["energy_source"] = Value(busy.source, "", "modelled" if busy.kind == "modelled" else "measured")
+    if not _alone(measured, span):
+        found["energy_note"] = Value(_OTHERS, "", "derived")
     return found
+
+
+_OTHERS = (
+    "other programs were at work: the energy of a step is the machine's, with theirs in it; above idle it is known "
+    "only where it is modelled from this process's own CPU time"
+)
+
+
+def _alone(measured: Measured, span: Span) -> bool:
+    """Nobody else is known to have been at work."""
+    return metrics.quiet(measured.samples, span).verdict != "noisy"
+
+
+def _idle_w(measured: Measured) -> float | None:
+    """What the machine took before the steps; None where it was not idle then."""
+    idle = metrics.chosen(metrics.energies(measured.samples, measured.idle))
+    if idle is None or not measured.idle.time_s or not _alone(measured, measured.idle):
+        return None
+    return idle.energy_j / measured.idle.time_s
+
+
+def _net_j(measured: Measured, busy: Energy) -> float | None:
+    """Modelled energy is known for this process, whatever else ran; a sensor's only where nothing else did."""
+    if busy.kind == "modelled":
+        own = metrics.growth(measured.samples, PROCESS_ENERGY, measured.measured)
+        if own is not None:
+            return own
+    idle_w = _idle_w(measured)
+    if idle_w is None or not _alone(measured, measured.measured):
+        return None
+    return max(busy.energy_j - idle_w * measured.measured.time_s, 0.0)
 
 
 def _joules(amount: float | None, name: str, told: Energy) -> Value:

@@ -13,6 +13,7 @@ MOST_WARM_UP steps: `steady` says which.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import tempfile
@@ -38,19 +39,22 @@ WAYS: tuple[Way, ...] = ("nothing", "sampling", "tracing")
 Stage = Literal["idle", "warm-up", "measuring", "overhead"]
 
 MOST_WARM_UP = 40  # steps
-LEAST_BLOCK_S = 0.5
+# Without a number of steps: enough of them for an interval, and time in which sensors that are read once a second and
+# counters that tick a hundred times a second have something to say.
+LEAST_STEPS, LEAST_TIME_S = 30, 3.0
+LEAST_BLOCK_S, MOST_BLOCK_S = 0.5, 1.0
 SETTLE_S = 0.02  # after a sampler was paused or resumed
 
 
 @dataclass(frozen=True)
 class Protocol:
     """
-    steps:  measured ones.
+    steps:  measured ones; None: LEAST_STEPS, and as many more as take LEAST_TIME_S.
     idle_s: of the baseline. period_s: of the sampler.
     rounds: of blocks that tell what measuring costs; 0 leaves them out.
     """
 
-    steps: int = 50
+    steps: int | None = None
     idle_s: float = 3.0
     period_s: float = 0.01
     rounds: int = 12
@@ -58,7 +62,7 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ranges.whole("steps", self.steps, ranges.STEPS)
+        ranges.whole("steps", LEAST_STEPS if self.steps is None else self.steps, ranges.STEPS)
         ranges.number("idle_s", self.idle_s, ranges.IDLE_SECONDS)
         ranges.number("period_s", self.period_s, ranges.SECONDS)
         ranges.whole("rounds", self.rounds, ranges.ROUNDS)
@@ -112,18 +116,40 @@ def measure(
     with Sampler(sources, folder, how.period_s, seed=how.seed) as sampler:
         idle = _idle(how, on_progress)
         steady, warm_up_s = _warm_up(step, batch, how, on_progress)
-        tracer = Tracer(step, folder)
-        began = time.monotonic_ns()
-        for number in range(how.steps):
-            at = time.perf_counter()
-            loss = tracer(*batch)
-            on_progress(Progress("measuring", number + 1, how.steps, float(loss), time.perf_counter() - at))
-        measured = Span(began, time.monotonic_ns())
+        measured, tracer = _measured(step, batch, folder, how, on_progress)
     timeline = tracer.result()
     blocks = _blocks(step, batch, sources, how, float(statistics.median(timeline.step_s)), on_progress)
     return Measured(
         timeline, read_samples(folder), sampler.summary, idle, measured, tuple(warm_up_s), steady, blocks
     )  # fmt: skip
+
+
+def _measured(
+    step: Step, batch: Sequence[Any], folder: Path, how: Protocol, on_progress: Callable[[Progress], None]
+) -> tuple[Span, Tracer]:
+    """The measured steps. Neither the sampler nor what watches the progress of them is part of a step's time."""
+    tracer = Tracer(step, folder)
+    began, done, taken = time.monotonic_ns(), 0, 0.0
+    while _more(how, done, (time.monotonic_ns() - began) / 1e9):
+        at = time.perf_counter()
+        loss = float(tracer(*batch))
+        taken = time.perf_counter() - at
+        done += 1
+        on_progress(Progress("measuring", done, _expected(how, done, taken), loss, taken))
+    ended = time.monotonic_ns()
+    tracer.keep()
+    return Span(began, ended), tracer
+
+
+def _more(how: Protocol, done: int, time_s: float) -> bool:
+    if how.steps is not None:
+        return done < how.steps
+    return done < LEAST_STEPS or time_s < LEAST_TIME_S
+
+
+def _expected(how: Protocol, done: int, step_s: float) -> int:
+    """How many steps there will be, as far as the last one tells."""
+    return how.steps or max(LEAST_STEPS, done, math.ceil(LEAST_TIME_S / step_s))
 
 
 def _idle(how: Protocol, on_progress: Callable[[Progress], None]) -> Span:
@@ -147,6 +173,15 @@ def _warm_up(
         return taken
 
     return warm_up(one, most_steps=how.most_warm_up)
+
+
+def _block(step: Callable[..., Any], batch: Sequence[Any], length: int) -> float:
+    """The median time of a step. On a machine that has become slower since, a block has fewer steps."""
+    until = time.monotonic() + MOST_BLOCK_S
+    times = [_timed(step, batch)]
+    while len(times) < length and time.monotonic() < until:
+        times.append(_timed(step, batch))
+    return statistics.median(times)
 
 
 def _timed(step: Callable[..., Any], batch: Sequence[Any]) -> float:
@@ -178,6 +213,6 @@ def _blocks(
                 for way in shuffle.sample(WAYS, len(WAYS)):
                     (sampler.pause if way == "nothing" else sampler.resume)()
                     time.sleep(SETTLE_S)
-                    found[way].append(statistics.median(_timed(runs[way], batch) for _ in range(length)))
+                    found[way].append(_block(runs[way], batch, length))
                 on_progress(Progress("overhead", number + 1, how.rounds))
     return {way: tuple(times) for way, times in found.items()}

@@ -11,7 +11,8 @@ In:  seconds of steps. Out: `Steady`, with the first steady step, or None: "not 
 
 How: the run is cut into pieces that have one level each, at the places where that explains it best; a cut must pay for
 itself. What a piece costs is the sum of distances from its median, so that outliers count little. The steady part is
-the last piece, with those before it that have the same level to within `tolerance`; it must be long and must not drift.
+the last piece, with those before it that have the same level to within `tolerance`; it must be long and must not drift,
+and its times must lie close together: of times that differ by more than MOST_SPREAD, one number says nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from edgetrain.errors import UserError
 
 TOLERANCE = 0.02
 LEAST_STEPS = 10
+MOST_SPREAD = 2.0  # of the times of steps: the 95th of a hundred over the 5th
 _LEAST_PART = 0.2  # of the run: a run that has just settled at its end may be settling still
 _SHORTEST = 5  # steps of a piece, but for the first: the first step alone may be the slow one
 _PRICE = 1.8  # of a cut, in standard deviations × log(steps): of runs without a change, one in 25 is cut
@@ -37,14 +41,34 @@ _DRIFTS = 3.0  # standard deviations of Kendall's count of rising pairs
 
 @dataclass(frozen=True)
 class Steady:
-    """first: from which step on times are steady; None: not reached. changes: the first step of each new level."""
+    """first: from which step on times are steady; None: not reached. changes: the first step of each new level.
+    spread: of the last level (see `spread_of`)."""
 
     first: int | None
     changes: tuple[int, ...]
     steps: int
+    spread: float = 1.0
 
     def __str__(self) -> str:
-        return f"not reached in {self.steps} steps" if self.first is None else f"from step {self.first} on"
+        if self.first is not None:
+            return f"from step {self.first} on"
+        return f"not reached in {self.steps} steps{_spread_words(self.spread)}"
+
+    def of_measured(self, times_s: Sequence[float]) -> str:
+        """The same for a run whose measured steps came after: steady only if these are, too."""
+        measured = spread_of(times_s)
+        if self.first is None or measured <= MOST_SPREAD:
+            return str(self)
+        return f"not reached in {len(times_s)} measured steps{_spread_words(measured)}"
+
+
+def _spread_words(spread: float) -> str:
+    return f": nine of ten differ by up to {spread:.1f} times" if spread > MOST_SPREAD else ""
+
+
+def spread_of(times_s: Sequence[float]) -> float:
+    """How far apart nine of ten times lie: the 95th of a hundred over the 5th."""
+    return float(np.quantile(times_s, 0.95) / np.quantile(times_s, 0.05))
 
 
 def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_steps: int = LEAST_STEPS) -> Steady:
@@ -57,8 +81,9 @@ def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_step
             break
         first = start
     long_enough = len(times_s) - first >= max(least_steps, _LEAST_PART * len(times_s))
-    reached = long_enough and not _drifts(times_s[first:], tolerance)
-    return Steady(first if reached else None, found, len(times_s))
+    spread = spread_of(times_s[min(first, len(times_s) - 1) :])
+    reached = long_enough and spread <= MOST_SPREAD and not _drifts(times_s[first:], tolerance)
+    return Steady(first if reached else None, found, len(times_s), spread)
 
 
 def warm_up(

@@ -11,17 +11,18 @@ in `left_out` and has no row. Times are of CLOCK_MONOTONIC; on a GPU they are th
 laid on that clock.
 
 In a run folder: timeline.json (what ran) and timeline.bin (one row of little-endian int64 a step: begin and end of the
-step, then all begins, then all ends). Rows are appended as steps end, so a file that was cut off is read up to there.
+step, then all begins, then all ends). Rows are appended every second, so a file that was cut off is read up to there.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -41,9 +42,10 @@ from edgetrain.run.step import Step
 SCHEMA = 1
 WHAT_FILE, WHEN_FILE = "timeline.json", "timeline.bin"
 MOST_OPS = 1_000_000
+KEPT_EVERY_S = 1.0  # rows are written together: a file that is opened for each takes as long as a small op
 
 Why = Literal["first", "recomputed", "paged"]
-Marks = list[tuple[int, int]]  # place, nanoseconds; ~place where it ends
+Marks: TypeAlias = "array[int]"  # place, nanoseconds, place, nanoseconds, …; ~place where an op ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,17 @@ class Timeline:
 
 
 class Tracer:
-    """Runs steps under the clock and collects their rows; with a folder it writes them there as they come."""
+    """Runs steps under the clock and collects their rows; with a folder it writes them there, KEPT_EVERY_S apart, and
+    the last ones when `keep` or `result` is called."""
 
     def __init__(self, step: Step, folder: Path | None = None) -> None:
         self._step, self._folder, self._clock = step, folder, _Clock(step.graph)
-        self._places: list[int] | None = None
+        self._places: NDArray[np.int64] | None = None
         self._ops: tuple[OpRun, ...] = ()
         self._rows: list[NDArray[np.int64]] = []
         self._left_out = 0
+        self._marked: list[tuple[int, int, Marks]] = []  # steps that are no rows yet
+        self._kept_ns = time.monotonic_ns()
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """One step, as `step(*batch)`."""
@@ -111,23 +116,38 @@ class Tracer:
         self._take(began, time.monotonic_ns(), clock.marks, self._step.used)
         return loss
 
+    def keep(self) -> None:
+        """Make rows of the steps since the last time, and write them."""
+        new = [row for began, ended, marks in self._marked if (row := self._row(began, ended, marks)) is not None]
+        self._left_out += len(self._marked) - len(new)
+        self._rows += new
+        self._marked, self._kept_ns = [], time.monotonic_ns()
+        if self._folder is not None and new:
+            with explained(self._folder / WHEN_FILE), files.writable(self._folder / WHEN_FILE, "ab") as file:
+                file.write(np.concatenate(new).astype("<i8").tobytes())
+
     def result(self) -> Timeline:
+        self.keep()
         return _timeline(self._ops, self._rows, self._left_out)
 
     def _take(self, began: int, ended: int, marks: Marks, step: CompiledStep | MicroStep) -> None:
-        places = [place for place, _ in marks]
+        """As little as can be while steps are measured: a row is made of the marks later."""
         if self._places is None:
-            self._places, self._ops = places, tuple(_ops(places, step))
+            self._places = places = np.frombuffer(marks, dtype=np.int64)[::2]
+            self._ops = tuple(_ops(places.tolist(), step))
+            self._begins, self._ends = np.flatnonzero((places >= 0) & (places != PART)), np.flatnonzero(places < 0)
             self._write_ops()
-        if places != self._places:
-            self._left_out += 1
-            return
-        begins = [at for place, at in marks if place >= 0 and place != PART]
-        ends = [at for place, at in marks if place < 0]
-        self._rows.append(np.array([began, ended, *begins, *ends], dtype=np.int64))
-        if self._folder is not None:
-            with explained(self._folder / WHEN_FILE), files.writable(self._folder / WHEN_FILE, "ab") as file:
-                file.write(self._rows[-1].astype("<i8").tobytes())
+        self._marked.append((began, ended, marks))
+        if ended - self._kept_ns > KEPT_EVERY_S * 1e9:
+            self.keep()
+
+    def _row(self, began: int, ended: int, marks: Marks) -> NDArray[np.int64] | None:
+        """None where the step ran other ops than the first one."""
+        table = np.frombuffer(marks, dtype=np.int64)
+        if self._places is None or not np.array_equal(table[::2], self._places):
+            return None
+        times = table[1::2]
+        return np.concatenate([(began, ended), times[self._begins], times[self._ends]])
 
     def _write_ops(self) -> None:
         if self._folder is not None:
@@ -140,7 +160,7 @@ class _Clock:
     """Marks of a step: of this processor's clock, or events of a GPU, which are turned into times by `settle`."""
 
     def __init__(self, graph: Graph) -> None:
-        self.marks: Marks = []
+        self.marks: Marks = array("q")
         self._device = next((s.device for s in graph.storages if s.device.startswith("cuda")), None)
         self._events: list[
             torch.cuda.Event
@@ -149,10 +169,15 @@ class _Clock:
         self.mark: Callable[[int], None] = self._by_event
 
     def begin(self) -> None:
-        self.marks = []
+        self.marks = array("q")
         if self._device is None:
             append, now = self.marks.append, time.monotonic_ns
-            self.mark = lambda place: append((place, now()))
+
+            def mark(place: int) -> None:  # hundreds of times a step: nothing but this
+                append(place)
+                append(now())
+
+            self.mark = mark
             return
         torch.cuda.synchronize(self._device)
         self._places.clear()
@@ -171,7 +196,7 @@ class _Clock:
         if self._device is not None:
             torch.cuda.synchronize(self._device)
             for place, event in zip(self._places, self._events, strict=False):
-                self.marks.append((place, self._first_ns + round(1e6 * self._first.elapsed_time(event))))
+                self.marks.extend((place, self._first_ns + round(1e6 * self._first.elapsed_time(event))))
 
 
 def _ops(places: Sequence[int], step: CompiledStep | MicroStep) -> list[OpRun]:

@@ -110,9 +110,26 @@ def plan(
         if left is None or budget.process_memory_bytes is None or left != memory_bytes:
             raise
         raise in_process(answer, left, budget.process_memory_bytes) from None
+    full = _overflow(task, made)
+    if full:
+        if not aim.recompute:
+            raise Infeasible(full, smallest_bytes=task.keep_all.peak_bytes, bound_bytes=least_bytes(task))
+        without = plan(
+            graph, costs, budget, planner=planner, updates=updates,
+            time_limit_s=time_limit_s, exact=exact, use_cache=use_cache, solver_bytes=solver_bytes, page=False,
+        )  # fmt: skip
+        return replace(without, note=f"nothing is paged: {full}")
     made = replace(made, exact=exactness(graph, exact))
     validate(graph, made)
     return made
+
+
+def _overflow(task: Problem, made: Plan) -> str:
+    """What is paged and does not fit into the store, in words."""
+    store, paged = task.costs.store, sum(task.size[s] for s in made.paged)
+    if store is None or store.n_bytes is None or paged <= store.n_bytes:
+        return ""
+    return f"the plan pages {show_bytes(paged)}, and the store holds {show_bytes(store.n_bytes)}"
 
 
 def aim_of(costs: Costs, budget: Budget, planner: str, *, page: bool) -> Aim:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
 from edgetrain.measure.timeline import OpRun, Timeline
 from edgetrain.report import embedded
 from edgetrain.report.breakdown import (
@@ -175,8 +176,10 @@ def _breakdown(run: Run, timeline: Timeline, number_: int) -> str:
     )
     told = "Time: median over steps. "
     if energy is not None:
+        whole = "what it takes above idle" if energy.source == PROCESS_ENERGY else "all that the machine takes"
         told += (
-            f"Energy: mean of a step, {energy.origin}, attributed from {clip(energy.source, 80)} with its 95 % "
+            f"Energy: mean of a step, {energy.origin}: {whole}, of which what ops do not take goes by between them; "
+            f"attributed from {clip(energy.source, 80)} with its 95 % "
             "interval; ≈ marks what could not be told apart from neighbours and is split by time. "
         )
     tabs = "".join(

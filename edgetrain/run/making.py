@@ -44,13 +44,13 @@ from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
 from edgetrain.run.compiled import CompiledStep, Known
+from edgetrain.run.exact import ONEDNN, exactness_of
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 from edgetrain.run.options import Options
 
 ADVICE_S = 1.0  # for what micro-batches would do, where that takes long
 AT_ONCE_S = 1.3  # after capture, in which an impossible budget is refused, with that
 MANY_OPS = 1500  # a graph of more takes seconds to capture
-_ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -198,7 +198,7 @@ class StepMaker:
             if trains_unfused(graph):
                 self.channels_last = False
                 return self._capture(batch, clips=clips)
-        return Part(graph, captured, self._exact(memory_format))
+        return Part(graph, captured, exactness_of(self.model, self.loss, self.optimizer, memory_format))
 
     def _compiled(
         self,
@@ -410,7 +410,7 @@ class StepMaker:
             isinstance(t, torch.Tensor)
             and t.dim() == 4
             and t.shape[1] > 1
-            and t.dtype in _ONEDNN
+            and t.dtype in ONEDNN
             and t.device.type == "cpu"
             for t in batch
         )
@@ -420,12 +420,6 @@ class StepMaker:
         # large. Ours does not.
         normalises = any(isinstance(m, nn.BatchNorm2d) for m in modules) and not norm.available()
         return "channels_last" if fast and convolves and not normalises and self.channels_last else "preserve"
-
-    def _exact(self, memory_format: MemoryFormat) -> Exact:
-        # A captured LSTM runs gate by gate; plain PyTorch has a fused kernel for these types that rounds otherwise.
-        fused = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in _ONEDNN for m in self.model.modules())
-        fused |= any(group.get("fused") for group in self.optimizer.param_groups)
-        return "rounding" if fused or memory_format == "channels_last" else "bitwise"
 
 
 @dataclass(frozen=True)

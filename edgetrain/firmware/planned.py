@@ -1,0 +1,79 @@
+"""A training step planned for a firmware target: the one answer that `edgetrain plan` and `edgetrain export` both give.
+
+In:  a model, its loss and optimizer, an example batch, a target. Out: `FirmwareStep`: the lowered graph, what its ops
+     take there; and from a budget the plan with the bytes of its program, or `Infeasible`.
+
+What bounds a plan: RAM for the step and for the prediction, which share the arena; flash for code, first values and
+copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgetrain.costs.table import Costs
+from edgetrain.firmware.export import Project, prediction, project_of
+from edgetrain.firmware.fit import plan_for
+from edgetrain.firmware.instructions import firmware_costs
+from edgetrain.firmware.lower import lower_for_firmware
+from edgetrain.firmware.target import Target
+from edgetrain.graph.capture import capture
+from edgetrain.graph.ir import Graph
+from edgetrain.plan.budget import Budget
+from edgetrain.plan.plan import Plan
+
+# What is trained with where nothing else is asked for: plain SGD, whose state takes no memory.
+MOMENTUM = 0.0
+
+
+@dataclass(frozen=True)
+class FirmwareStep:
+    graph: Graph
+    target: Target
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @cached_property
+    def costs(self) -> Costs:
+        return firmware_costs(self.graph, self.target)
+
+    @cached_property
+    def _prediction_bytes(self) -> int:
+        return prediction(self.graph, self.model).arena.height_bytes
+
+    def plan(
+        self,
+        memory_bytes: int | None = None,
+        *,
+        limits: Budget | None = None,
+        planner: str = "auto",
+        time_limit_s: float = 10.0,
+    ) -> Plan:
+        """memory_bytes: RAM for the step; by default what the target has."""
+        return plan_for(
+            self.graph, self.target, memory_bytes=memory_bytes, arena_bytes=self._prediction_bytes, limits=limits,
+            planner=planner, time_limit_s=time_limit_s,
+        )  # fmt: skip
+
+    def project(self, plan: Plan, *, keep_every: int | None = None) -> Project:
+        """The bytes of the program."""
+        return project_of(
+            self.graph, plan, self.model, self.optimizer, target=self.target, keep_every=keep_every
+        )  # fmt: skip
+
+
+def firmware_step(
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Any],
+    target: Target,
+) -> FirmwareStep:
+    graph = lower_for_firmware(capture(model, loss, optimizer, example), model)
+    return FirmwareStep(graph, target, model, optimizer)
