@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from edgetrain.costs.table import Way
@@ -72,6 +73,24 @@ def alive_during(graph: Graph, actions: Iterable[Action]) -> Iterator[tuple[Comp
             if action.into is not None:
                 alive.discard(action.into)
             yield action, alive
+
+
+def alive_at(graph: Graph, actions: Sequence[Action], at: int, *, paging_in: bool) -> set[int]:
+    """The storages that do not last and are there when the op at position `at` of those that run holds most: while it
+    runs, or where something is paged in after it and before the next."""
+    runs = [n for n, action in enumerate(actions) if isinstance(action, Compute)]
+    first = runs[at]
+    _, during = next(islice(alive_during(graph, actions), at, None))
+    if not paging_in:
+        return set(during)
+    alive, most = set(during), set[int]()
+    for action in actions[first + 1 : runs[at + 1] if at + 1 < len(runs) else len(actions)]:
+        if isinstance(action, Free):
+            alive.discard(action.storage)
+        elif isinstance(action, PageIn):
+            alive.add(action.storage)
+            most = max(most, set(alive), key=lambda held: sum(graph.storages[s].n_bytes for s in held))
+    return most
 
 
 def results(graph: Graph) -> set[int]:

@@ -421,7 +421,7 @@ class MicroStep:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """That of the micro-batch that holds most; all is taken back."""
-        return max(self.trace_parts(*batch), key=lambda trace: trace.peak_bytes)
+        return max(self.trace_parts(*batch), key=lambda trace: trace.peak_with_workspace_bytes)
 
     def trace_parts(self, *batch: Any) -> tuple[MemoryTrace, ...]:
         """That of each micro-batch in turn; those that are alike are traced once."""

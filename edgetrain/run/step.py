@@ -146,7 +146,7 @@ class Step:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """Run one step under observation and take it back: the bytes held at each op, what is alive at the peak."""
-        return max(self.trace_micro_batches(*batch), key=lambda trace: trace.peak_bytes)
+        return max(self.trace_micro_batches(*batch), key=lambda trace: trace.peak_with_workspace_bytes)
 
     def trace_micro_batches(self, *batch: Any) -> tuple[MemoryTrace, ...]:
         """The same of each micro-batch in turn; of one where the batch is taken whole."""
