@@ -36,7 +36,7 @@ from edgetrain.graph.fingerprint import Walk, settings, surroundings
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import evaluating
-from edgetrain.graph.record import Recorder, trace_backward
+from edgetrain.graph.record import Recorder, trace_backward, without_their_cache
 from edgetrain.graph.verify import verify
 
 Loss = Callable[..., torch.Tensor]
@@ -230,6 +230,7 @@ class _Capture:
         self.sources: dict[int, Source] = {}  # by raw tensor
         self.constants: dict[int, bytes] = {}
 
+    @without_their_cache()
     def training(
         self,
         loss: Loss,
@@ -267,6 +268,7 @@ class _Capture:
         verify(graph)
         return graph
 
+    @without_their_cache()
     def inference(self) -> Graph:
         with self._recording(), torch.no_grad():
             result = self.model(*self.batch)

@@ -80,7 +80,7 @@ def _without_their_log() -> Iterator[None]:
 
 
 @contextmanager
-def _without_their_cache() -> Iterator[None]:
+def without_their_cache() -> Iterator[None]:
     """Fake tensors keep each call with its shapes for as long as the process lives: keep them for one recording."""
     before = set(FakeTensorMode.cache)
     try:
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave)
         try:
-            with _without_their_log(), _without_their_cache(), _ValuesRefused(), self.fake_mode, self:
+            with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
                 yield
         finally:
             before.remove()
@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def fake_input(self, like: torch.Tensor) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
-        with _without_their_cache(), self.fake_mode:
+        with without_their_cache(), self.fake_mode:
             fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
             if not _dense(like):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
