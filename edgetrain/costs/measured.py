@@ -38,6 +38,7 @@ from edgetrain.ops.update import overwrites_gradient
 ROUNDS = 7
 LEAST_TIMED_S = 100e-6  # a shorter call is repeated within a round
 MOST_REPEATS = 20
+MAX_KEPT = 20_000  # calls in the file of one machine: it is read whole
 
 
 def measure_costs(
@@ -145,7 +146,7 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
         return
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        merged = {**_read(file), **known}
+        merged = dict(list({**_read(file), **known}.items())[-MAX_KEPT:])
         part = file.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps({key: run_to_json(run) for key, run in merged.items()}), encoding="utf-8")
         os.replace(part, file)

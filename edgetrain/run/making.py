@@ -100,6 +100,12 @@ class StepMaker:
 
     def new(self, batch: tuple[Any, ...]) -> Variant:
         """What trains on batches like this one, within what was asked for."""
+        try:
+            return self._new(batch)
+        finally:
+            self.micro.forget_parts(self.options.max_shapes)
+
+    def _new(self, batch: tuple[Any, ...]) -> Variant:
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
         self._quickly = False
         if self.options.follow is not None:

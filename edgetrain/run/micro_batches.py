@@ -101,6 +101,12 @@ class MicroBatches:
         self.parts.clear()
         self.reasons.clear()
 
+    def forget_parts(self, max_reasons: int) -> None:
+        """What was captured for one shape of batches, whose step is compiled now, and the oldest of the reasons."""
+        self.parts.clear()
+        while len(self.reasons) > max_reasons:
+            self.reasons.pop(next(iter(self.reasons)))
+
     def graphs(self, batch: Batch, count: int) -> tuple[MicroGraphs, Captured, Exact]:
         """The batch cut into so many micro-batches, each size of them captured once."""
         samples, cut = sample_items(batch)
@@ -387,6 +393,10 @@ class MicroStep:
         if isinstance(other, MicroStep) and self.like(other):
             for step, before in zip(self._steps, other._steps, strict=True):
                 step.take_over(before)
+
+    @property
+    def height_bytes(self) -> int:
+        return max(step.height_bytes for step in self._steps)
 
     def shrink(self) -> None:
         """Hand memory of the arena back that these plans do not need."""

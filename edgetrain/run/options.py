@@ -32,6 +32,8 @@ class Options:
     follow: Callable[[], object] | Literal["auto"] | None = None
     micro_batches: int | Literal["auto"] | None = None
     allow_inexact: bool = False
+    max_shapes: int = 8
+    max_shapes_bytes: int = 256_000_000
 
     def __post_init__(self) -> None:
         check_planner(self.planner)
@@ -44,6 +46,10 @@ class Options:
         if count not in (None, "auto") and not (type(count) is int and count >= 1):
             raise UserError(
                 "micro_batches cannot be that", expected='a whole number from 1 on, or "auto"', received=repr(count)
+            )
+        if not (type(self.max_shapes) is int and self.max_shapes >= 1):
+            raise UserError(
+                "max_shapes cannot be that", expected="a whole number from 1 on", received=repr(self.max_shapes)
             )
         needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
         if self.follow is not None and self.process_memory_bytes is not None:

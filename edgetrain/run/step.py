@@ -30,6 +30,7 @@ from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.modes import evaluating
 from edgetrain.native.malloc import keep_freed_memory
+from edgetrain.native.onednn import limit_kernels
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.run.adaptive import BudgetWatch, Switch
@@ -38,9 +39,11 @@ from edgetrain.run.making import StepMaker, Variant
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep
 from edgetrain.run.options import Options, StepFormat
+from edgetrain.run.shapes import Shapes
 
 T = TypeVar("T")
-MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
+MOST_VARIANTS = 8  # shapes that are kept by default
+MOST_VARIANTS_BYTES = 256_000_000
 
 
 class PagingWarning(UserWarning):
@@ -70,6 +73,8 @@ def prepare(
     page_to: str | os.PathLike[str] | None = None,
     micro_batches: int | Literal["auto"] | None = None,
     allow_inexact: bool = False,
+    max_shapes: int = MOST_VARIANTS,
+    max_shapes_bytes: int | float | str = MOST_VARIANTS_BYTES,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
@@ -95,6 +100,9 @@ def prepare(
     least time within the budget. By default the whole batch, but see "sage". The loss must be a mean over samples,
     which is verified. The numbers are then those of the whole batch but for rounding; where batch norm or dropout make
     them others, that is refused, unless allow_inexact=True.
+    max_shapes: how many shapes of batches to keep what was captured, planned and compiled for; each other one is
+    captured anew when it comes again. max_shapes_bytes: what all of that may take together, beside the tensors of a
+    step; a number of bytes, or "64MB". The shape that was not used for longest is dropped first, the last one never.
     """
     follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
@@ -102,7 +110,9 @@ def prepare(
         None if memory is None or follow is not None else parse_bytes(memory),  # type: ignore[arg-type]
         None if process_memory is None else parse_bytes(process_memory),
         planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow, micro_batches, allow_inexact,
+        max_shapes, parse_bytes(max_shapes_bytes),
     )  # fmt: skip
+    limit_kernels()
     step = Step(StepMaker(model, loss, optimizer, options))
     step.of_shape(*check_example(example))
     return step
@@ -114,7 +124,7 @@ class Step:
     def __init__(self, maker: StepMaker) -> None:
         self._model, self._loss, self._optimizer = maker.model, maker.loss, maker.optimizer
         self._maker, self._options = maker, maker.options
-        self._variants: dict[Any, Variant] = {}
+        self._variants = Shapes(maker.options.max_shapes, maker.options.max_shapes_bytes)
         self._last: CompiledStep | MicroStep | None = None
         self._steps = 0
         self.switches: list[Switch] = []  # of a budget that moves
@@ -213,12 +223,11 @@ class Step:
     def of_shape(self, *batch: Any) -> CompiledStep | MicroStep:
         """The step for batches of this shape; captured, planned and compiled now if it is new."""
         key = self._key(check_example(batch))
-        variant = self._variants.pop(key, None)
+        variant = self._variants.take(key)
         if variant is None or variant.captured.walk.changed():
+            self._variants.forget(key)
             variant = self._maker.new(batch)
-        self._variants[key] = variant  # at the end: used last
-        while len(self._variants) > MOST_VARIANTS:
-            self._variants.pop(next(iter(self._variants)))
+        self._variants.keep(key, variant)
         self._last = self._chosen(variant)
         return self._last
 
