@@ -24,7 +24,7 @@ from typing import TypeVar
 from edgetrain.costs.table import Way
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.ops.call import overwritable
-from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, Updates, Workspace
+from edgetrain.plan.plan import RANDOM_STATE_BYTES, Action, Compute, Free, Item, PageIn, Updates, Workspace
 
 T = TypeVar("T", bound=Item)
 
@@ -215,6 +215,11 @@ def undo_bytes(graph: Graph, op: int, updates: Updates) -> int:
     return sum(graph.storages[s].n_bytes for s in graph.ops[op].writes if graph.storages[s].role in PERSISTENT)
 
 
+def random_state_bytes(graph: Graph, updates: Updates) -> int:
+    """What a step that draws random numbers keeps from its begin to its end, so that it can be taken back."""
+    return RANDOM_STATE_BYTES if updates != "final" and any(op.random for op in graph.ops) else 0
+
+
 def persistent_bytes(graph: Graph) -> int:
     return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT)
 
@@ -228,7 +233,7 @@ def timeline(graph: Graph, actions: Sequence[Action], *, updates: Updates, works
     size = [s.n_bytes for s in graph.storages]
     new = graph.new_storages
     held = persistent_bytes(graph)
-    undo = 0
+    undo = random_state_bytes(graph, updates)
     done: set[int] = set()
     rows: list[list[int]] = []  # the fields of each moment
     for action in actions:

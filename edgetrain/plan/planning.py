@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any
 
 from edgetrain import child
@@ -23,7 +22,7 @@ from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import exactness, keep_all
 from edgetrain.plan.known_plans import KnownPlans
-from edgetrain.plan.lifetimes import Moment, alive_during, overwrites
+from edgetrain.plan.lifetimes import Moment, alive_at, overwrites, persistent_bytes, random_state_bytes
 from edgetrain.plan.melon import melon
 from edgetrain.plan.optimal import Aim, Found, optimal, smallest
 from edgetrain.plan.plan import (
@@ -273,7 +272,7 @@ def smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
 
 
 def least_bytes(task: Problem) -> int:
-    """No schedule at all takes less: the lasting tensors, and what the hungriest op reads and makes."""
+    """No schedule at all takes less: the lasting tensors, the generator's state, and what the hungriest op reads and makes."""
     most = 0
     ways = task.costs.workspace_bytes
     for number, op in enumerate(task.graph.ops):
@@ -284,7 +283,7 @@ def least_bytes(task: Problem) -> int:
         if overwrites(task.graph, number):
             fresh = min(fresh, own - task.size[task.makes[number][0]] + ways["over"].get(number, 0))
         most = max(most, fresh)
-    return sum(n for n, lasting in zip(task.size, task.lasting, strict=True) if lasting) + most
+    return persistent_bytes(task.graph) + random_state_bytes(task.graph, task.updates) + most
 
 
 def _infeasible(task: Problem, budget: int, order: Sequence[Item], smallest_bytes: int) -> Infeasible:
@@ -308,8 +307,9 @@ def _infeasible(task: Problem, budget: int, order: Sequence[Item], smallest_byte
 def tightest(task: Problem, order: Sequence[Item]) -> tuple[Moment, list[tuple[str, int]]]:
     """Where the schedule holds most, and what is alive there that does not last, largest first."""
     moments = task.moments(order)
-    at = max(range(len(moments)), key=lambda n: moments[n].during_bytes)
-    _, alive = next(islice(alive_during(task.graph, task.actions(order)), at, None))
+    at = max(range(len(moments)), key=lambda n: moments[n].most_bytes)
+    paging_in = moments[at].paged_bytes > moments[at].during_bytes
+    alive = alive_at(task.graph, task.actions(order), at, paging_in=paging_in)
     names = {tensor.storage: tensor.name for tensor in reversed(task.graph.tensors)}
     found = sorted(((names[s], task.size[s]) for s in alive), key=lambda pair: -pair[1])
     return moments[at], found

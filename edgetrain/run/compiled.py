@@ -312,7 +312,7 @@ class CompiledStep:
         inputs = [laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
         bound = self.bound()
         given = [update.settings(self._binding.kind, group) for group in self._optimizer.param_groups]
-        undo, interrupt = Undo(random=program.random), HeldSignals()
+        undo, interrupt = Undo(), HeldSignals()
         before: Before = []
         done = False
         try:
@@ -322,6 +322,8 @@ class CompiledStep:
             if updates and self.plan.updates != "guarded" and (late or not keep):
                 binding.note_updated(updates, undo)  # such a plan makes no copies of its own for them
             with torch.no_grad(), call.without_autocast(), self._served(program):
+                if program.random:
+                    undo.note_random()  # a block of the arena, as the plan counts it
                 given_to_all = (inputs, [bound[t] for t in program.held], states, given, fresh, undo, interrupt, look)
                 result = self._run(program, given_to_all)
             done = keep
