@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -73,6 +74,7 @@ def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoR
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
         _die_with_parent()
+        gc.freeze()  # a collection would write to every object, and so copy all pages of the original
         if most_bytes is not None:
             _limit(most_bytes)
         try:

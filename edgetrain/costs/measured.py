@@ -49,6 +49,7 @@ def measure_costs(
     progress: child.Progress | None = None,
     most_bytes: int | None = None,
     page_to: str | Path | None = None,
+    live: calls.Live | None = None,
 ) -> Costs:
     """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done.
 
@@ -56,6 +57,8 @@ def measure_costs(
 
     most_bytes: what measuring may take. An op that takes more by its arguments and results alone is not run; no plan
     within as many bytes can run it so either, and its time is that of another way to run it, or 0.
+
+    live: parameters and buffers by their storages in the graph: no copies of them are made to measure what reads them.
     """
     if rounds < 1:
         raise UserError("costs are measured over at least one round", expected="rounds ≥ 1", received=str(rounds))
@@ -63,7 +66,7 @@ def measure_costs(
     ways = [calls.calls(graph, n, scratch) for n in range(len(graph.ops))]
     wanted = [{way: calls.key(graph, call) for way, call in row.items()} for row in ways]
     about = machine()
-    file = _file(about) if use_cache else None
+    file, live = _file(about) if use_cache else None, live or {}
     known = _read(file)
     missing = {key for row in wanted for key in row.values()} - set(known)
     if most_bytes is not None:
@@ -71,11 +74,11 @@ def measure_costs(
             wanted[n][way]
             for n, row in enumerate(ways)
             for way, call in row.items()
-            if _needs(graph, call) > most_bytes
+            if _needs(graph, call, live, most_bytes) > most_bytes
         }
         missing -= too_large
     if missing:
-        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress, most_bytes)
+        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress, most_bytes, live)
         _write(file, known)
     ops = tuple(
         _cost(graph, op, {way: known.get(key) for way, key in row.items()})
@@ -85,9 +88,9 @@ def measure_costs(
     return Costs(graph.key, "measured", ops, about, store)
 
 
-def _needs(graph: Graph, call: calls.Call) -> int:
+def _needs(graph: Graph, call: calls.Call, live: calls.Live, most_bytes: int | None) -> int:
     """What a call takes at least: its arguments and, unless it overwrites one of them, its results."""
-    return calls.read_bytes(graph, call) + (0 if call.over is not None else sum(calls.made_bytes(graph, call.op)))
+    return calls.read_bytes(graph, call, live, most_bytes) + (0 if call.over is not None else sum(calls.made_bytes(graph, call.op)))
 
 
 def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
@@ -156,12 +159,17 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
 
 
 def _here(
-    graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
+    graph: Graph,
+    keys: set[str],
+    rounds: int,
+    progress: child.Progress | None,
+    most_bytes: int | None,
+    live: calls.Live,
 ) -> dict[str, Run]:
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
-        return measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes)
+        return measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes, live)
     finally:
         torch.set_rng_state(before)
         if before_cuda:
@@ -170,8 +178,14 @@ def _here(
 
 
 def _in_child(
-    graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
+    graph: Graph,
+    keys: set[str],
+    rounds: int,
+    progress: child.Progress | None,
+    most_bytes: int | None,
+    _live: calls.Live,
 ) -> dict[str, Run]:
+    """What is live here is not there in another process: all arguments come from its pool."""
     data = {"graph": to_json(graph), "keys": sorted(keys), "rounds": rounds, "most_bytes": most_bytes}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     found = child.run("edgetrain.costs.measured:measured_in_child", data, progress=progress, environment=threads)
@@ -184,7 +198,12 @@ def measured_in_child(data: Any, progress: child.Progress) -> Any:
 
 
 def measure(
-    graph: Graph, keys: set[str], rounds: int, progress: child.Progress, most_bytes: int | None
+    graph: Graph,
+    keys: set[str],
+    rounds: int,
+    progress: child.Progress,
+    most_bytes: int | None,
+    live: calls.Live | None = None,
 ) -> dict[str, Run]:
     """Time the calls with these keys in this process, those with the largest arguments first."""
     todo: dict[str, calls.Call] = {}
@@ -194,16 +213,17 @@ def measure(
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)
-    reads = {key: calls.read_bytes(graph, call) for key, call in todo.items()}
+    live = live or {}
+    reads = {key: calls.read_bytes(graph, call, live, most_bytes) for key, call in todo.items()}
     todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
-    room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key]) + reads[key] for key in todo}
+    room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key], live, most_bytes) + reads[key] for key in todo}
     cuda = any(storage.device.startswith("cuda") for storage in graph.storages)
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0
     if not arena.available():
         malloc.keep_freed_memory()
     with torch.no_grad(), without_autocast():
-        pool = calls.Pool(graph)
+        pool = calls.Pool(graph, live)
         for key, call in todo.items():
             with _memory():
                 work = calls.function(graph, call, pool.tensors(call, room[key]))

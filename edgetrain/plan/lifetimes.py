@@ -224,6 +224,12 @@ def persistent_bytes(graph: Graph) -> int:
     return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT)
 
 
+def hungriest_bytes(graph: Graph) -> int:
+    """What the op reads and makes that takes most of what does not last: no step takes less above what lasts."""
+    size = [0 if s.role in PERSISTENT else s.n_bytes for s in graph.storages]
+    return max((sum(size[s] for s in touched) for touched in graph.touched), default=0)
+
+
 def timeline(graph: Graph, actions: Sequence[Action], *, updates: Updates, workspace: Workspace) -> list[Moment]:
     """The bytes held at each op. An op that runs over storage `into` hands that memory on to its result.
 

@@ -187,7 +187,7 @@ class _Planning:
             found = self._search(budget, self.aim, start)
         except child.Ended:
             if start is not None:
-                return self._kept(task.plan(start, planner="fast"))
+                return self._kept(replace(task.plan(start, planner="fast"), note=self._why_fast()))
             raise _infeasible(task, budget, *self._least()) from None
         order = found.order
         if order is None and self.aim.most:
@@ -208,6 +208,10 @@ class _Planning:
             bound = Bound(None, found.schedules, whole.energy_j + extra)
         made = task.plan(order, planner=name, bound=bound)
         return self._kept(replace(made, note=_why_not_paged(task, made) if self.aim.page else ""))
+
+    def _why_fast(self) -> str:
+        room = "" if self.solver_bytes is None else f" ({show_bytes(max(0, self.solver_bytes))} were left for it)"
+        return f"the search for a better plan ended for lack of memory{room}, so the fast planner served"
 
     def _start(self, budget: int, below: Plan | None) -> Sequence[Item] | None:
         """The best schedule within the budget that is known without a search."""

@@ -27,16 +27,19 @@ from edgetrain.graph.capture import Captured, MemoryFormat, capture_with_externa
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
+from edgetrain.native import arena
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget
 from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.lifetimes import hungriest_bytes
 from edgetrain.plan.micro_batches import Number, TooSmall, counts, kept_bytes, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
-from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
 from edgetrain.run.adaptive import BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
+from edgetrain.run.binding import live_storages
 from edgetrain.run.compiled import CompiledStep, Known
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
 from edgetrain.run.options import Options
@@ -89,6 +92,7 @@ class StepMaker:
         self.model, self.loss, self.optimizer, self.options = model, loss, optimizer, options
         self.channels_last = True
         self.page_to = options.page_to
+        self._resident_before = 0  # of this process, when it began to prepare a step
         self._quickly = False  # do not search for what a bound rules out
         apart = options.process_memory_bytes is not None
         self.micro = MicroBatches(
@@ -100,6 +104,7 @@ class StepMaker:
 
     def new(self, batch: tuple[Any, ...]) -> Variant:
         """What trains on batches like this one, within what was asked for."""
+        self._resident_before = resident_bytes() - arena.resident_bytes()
         try:
             return self._new(batch)
         finally:
@@ -130,7 +135,7 @@ class StepMaker:
 
     def _keep_all_bytes(self, graph: Graph, updates: Updates | None) -> int:
         updates = updates or keep_all(graph, early=not self.options.check_finite).updates
-        costs = measure_costs(graph, use_cache=self.options.use_cache)
+        costs = self._costs(graph)
         return problem(graph, costs, updates).keep_all.peak_bytes
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> Variant:
@@ -239,7 +244,7 @@ class StepMaker:
         options = self.options
         least, most = [], []
         for graph, updates in graphs:
-            costs = measure_costs(graph, use_cache=options.use_cache, page_to=self.page_to)
+            costs = self._costs(graph)
             where = updates or keep_all(graph, early=not options.check_finite).updates
             task = problem(graph, costs, where)
             least.append(smallest_bytes(task, self._planner))
@@ -278,7 +283,11 @@ class StepMaker:
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
-        costs = measure_costs(graph, use_cache=options.use_cache, most_bytes=most_bytes, page_to=self.page_to)
+        if memory_bytes is not None:
+            above = max(memory_bytes - plain.persistent_bytes, hungriest_bytes(graph))
+            room = above + max(0, PREPARING_BYTES - self._grown_bytes())
+            most_bytes = room if most_bytes is None else min(most_bytes, room)
+        costs = self._costs(graph, most_bytes)
         if self._quickly and memory_bytes is not None:
             bound = least_bytes(problem(graph, costs, plain.updates))
             if bound > memory_bytes:
@@ -287,13 +296,23 @@ class StepMaker:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
                 planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
-                use_cache=options.use_cache, solver_bytes=most_bytes,
+                use_cache=options.use_cache, solver_bytes=None if most_bytes is None else most_bytes - COPIED_BYTES,
             )  # fmt: skip
         except Infeasible as answer:
             if options.process_memory_bytes is None or memory_bytes != left:
                 raise
             raise in_process(answer, left, options.process_memory_bytes) from None
         return made, costs
+
+    def _grown_bytes(self) -> int:
+        """What preparing has taken so far, and still holds."""
+        return max(0, resident_bytes() - arena.resident_bytes() - self._resident_before)
+
+    def _costs(self, graph: Graph, most_bytes: int | None = None) -> Costs:
+        live = live_storages(graph, self.model, self.optimizer, {})
+        return measure_costs(
+            graph, use_cache=self.options.use_cache, most_bytes=most_bytes, page_to=self.page_to, live=live
+        )
 
     def _memory_format(self, batch: tuple[Any, ...]) -> MemoryFormat:
         if self.options.memory_format != "auto":
