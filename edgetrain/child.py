@@ -79,9 +79,9 @@ def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoR
             _limit(most_bytes)
         try:
             answer = json.dumps({"found": work()})
-        except MemoryError:
-            os._exit(1)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, MemoryError) or (most_bytes is not None and isinstance(error, ImportError | OSError)):
+                os._exit(1)  # a library that cannot be mapped is an ImportError
             answer = json.dumps({"failed": traceback.format_exc()[-2000:]})
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer.encode())

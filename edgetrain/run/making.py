@@ -285,7 +285,7 @@ class StepMaker:
             most_bytes = left - plain.persistent_bytes
         if memory_bytes is not None:
             above = max(memory_bytes - plain.persistent_bytes, hungriest_bytes(graph))
-            room = above + max(0, PREPARING_BYTES - self._grown_bytes())
+            room = above + max(0, PREPARING_BYTES - COPIED_BYTES - self._grown_bytes())
             most_bytes = room if most_bytes is None else min(most_bytes, room)
         costs = self._costs(graph, most_bytes)
         if self._quickly and memory_bytes is not None:
@@ -296,7 +296,7 @@ class StepMaker:
             made = make_plan(
                 graph, costs, Budget(memory_bytes),
                 planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
-                use_cache=options.use_cache, solver_bytes=None if most_bytes is None else most_bytes - COPIED_BYTES,
+                use_cache=options.use_cache, solver_bytes=most_bytes,
             )  # fmt: skip
         except Infeasible as answer:
             if options.process_memory_bytes is None or memory_bytes != left:
