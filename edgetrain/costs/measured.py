@@ -90,7 +90,9 @@ def measure_costs(
 
 def _needs(graph: Graph, call: calls.Call, live: calls.Live, most_bytes: int | None) -> int:
     """What a call takes at least: its arguments and, unless it overwrites one of them, its results."""
-    return calls.read_bytes(graph, call, live, most_bytes) + (0 if call.over is not None else sum(calls.made_bytes(graph, call.op)))
+    return calls.read_bytes(graph, call, live, most_bytes) + (
+        0 if call.over is not None else sum(calls.made_bytes(graph, call.op))
+    )
 
 
 def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
@@ -216,7 +218,10 @@ def measure(
     live = live or {}
     reads = {key: calls.read_bytes(graph, call, live, most_bytes) for key, call in todo.items()}
     todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
-    room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key], live, most_bytes) + reads[key] for key in todo}
+    room = {
+        key: None if most_bytes is None else most_bytes - _needs(graph, todo[key], live, most_bytes) + reads[key]
+        for key in todo
+    }
     cuda = any(storage.device.startswith("cuda") for storage in graph.storages)
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0

@@ -81,7 +81,9 @@ class Shapes:
 def size_of(variant: Variant) -> int:
     """The bytes of the Python objects that the variant holds: graphs, plans, programs, and what they share."""
     walk = variant.captured.walk
-    total = sum(sys.getsizeof(v) + _ITEM_BYTES * len(v) for v in vars(walk).values() if isinstance(v, list | dict | set))
+    total = sum(
+        sys.getsizeof(v) + _ITEM_BYTES * len(v) for v in vars(walk).values() if isinstance(v, list | dict | set)
+    )
     seen: set[int] = set()
     waiting: list[Any] = [*variant.steps, variant.captured.graph]
     while waiting:
