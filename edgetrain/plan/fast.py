@@ -127,7 +127,8 @@ def prepare(problem: Problem) -> Prepared:
         over, [lifetimes.undo_bytes(graph, op, p.updates) for op in order],
         np.array([p.costs.ops[op].time_s for op in order]), [p.costs.ops[op].again_s for op in order],
         np.array([m.during_bytes for m in p.moments(order)], dtype=np.int64),
-        lifetimes.persistent_bytes(graph) + lifetimes.random_state_bytes(graph, p.updates), kept, p.size, made_at, until, own_s, readers,
+        lifetimes.persistent_bytes(graph) + lifetimes.random_state_bytes(graph, p.updates),
+        kept, p.size, made_at, until, own_s, readers,
     )  # fmt: skip
 
 

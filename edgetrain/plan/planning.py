@@ -276,7 +276,7 @@ def smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
 
 
 def least_bytes(task: Problem) -> int:
-    """No schedule at all takes less: the lasting tensors, the state of the generator, and what the hungriest op takes."""
+    """No schedule at all takes less: lasting tensors, the state of the generator, and what the hungriest op takes."""
     most = 0
     ways = task.costs.workspace_bytes
     for number, op in enumerate(task.graph.ops):

@@ -1,5 +1,5 @@
-"""Attacks on the bytes: nets and budgets drawn at random, in processes of their own, which must never hold more than the
-plan says and what preparing is allowed; many shapes, which must leave nothing behind; the peak, counted a second time.
+"""Attacks on the bytes: nets and budgets drawn at random, in processes of their own, which must never hold more than
+the plan says and what preparing is allowed; many shapes, which must leave nothing; the peak, counted a second time.
 
 `EDGETRAIN_EXAMPLES` asks for more nets.
 """
@@ -23,7 +23,7 @@ from edgetrain.graph.ir import PERSISTENT
 from edgetrain.plan.plan import RANDOM_STATE_BYTES, Compute, Free, PageIn
 from edgetrain.run.step import Step
 
-EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 15
+EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30
 ALLOWED_BYTES = 150_000_000
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -91,7 +91,7 @@ def net(draw):
     if kind == "lora":
         return nn.Sequential(*(m for _ in range(6) for m in (LoRA(1500, 1500), nn.GELU(), nn.Dropout(0.1)))), (64, 1500)
     if kind == "deep":
-        return nn.Sequential(*(m for _ in range(150) for m in (nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1)))), (512, 64)
+        return nn.Sequential(*(m for _ in range(99) for m in (nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1)))), (99, 64)
     if kind == "images":
         layers = [m for i in range(4) for m in (nn.Conv2d(12 if i else 3, 12, 3), nn.BatchNorm2d(12), nn.ReLU())]
         return nn.Sequential(*layers), (8, 3, 64, 64)
@@ -113,7 +113,8 @@ part = draw.choice((None, 0.9, 0.5))
 options = {}
 if part is not None:
     plan = et.keep_all(et.capture(model, loss, optimizer, (x,)))
-    options = dict(memory=plan.persistent_bytes + int(part * (plan.peak_bytes - plan.persistent_bytes)), plan_time_s=1.0)
+    above = plan.peak_bytes - plan.persistent_bytes
+    options = dict(memory=plan.persistent_bytes + int(part * above), plan_time_s=1.0)
 with Peak() as preparing:
     try:
         step = et.prepare(model, loss, optimizer, (x,), **options)
@@ -134,7 +135,8 @@ print(json.dumps(dict(preparing=preparing.grown, first=first.grown - state, abov
 def child(script: str, *arguments: object, **environment: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
-        capture_output=True, text=True, env=os.environ | {"EDGETRAIN_CACHE": "off"} | environment, timeout=300, check=False,
+        env=os.environ | {"EDGETRAIN_CACHE": "off"} | environment,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -142,7 +144,7 @@ def child(script: str, *arguments: object, **environment: str) -> dict[str, Any]
 
 
 @linux_only
-@pytest.mark.parametrize("seed", range(max(2, EXAMPLES)))
+@pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_preparing_and_the_first_step_take_no_more_than_the_plan_and_what_is_allowed(seed: int) -> None:
     found = child(OVER, seed)
     assert found["preparing"] <= found["above"] + ALLOWED_BYTES, found
@@ -166,9 +168,9 @@ def held():
     gc.collect()
     return sys.getallocatedblocks(), pss(os.getpid())
 first = None
-for n in range(1, 100):
+for n in range(1, 60):
     step(*batch(n))
-    first = held() if n == 39 else first
+    first = held() if n == 23 else first
 last = held()
 print(json.dumps(dict(blocks=last[0] - first[0], bytes=last[1] - first[1], kept=len(step._variants))))
 """
@@ -181,8 +183,8 @@ def test_many_shapes_leave_nothing_behind(options: dict[str, Any]) -> None:
     few = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}  # full before the counting begins
     found = child(SHAPES, json.dumps(options), **few)
     assert found["kept"] == 4
-    assert found["blocks"] < 60 * 20, found  # less than 20 objects a shape: one more op in a later shape, no more
-    assert found["bytes"] < 60 * 30_000, found
+    assert found["blocks"] < 36 * 20, found  # less than 20 objects a shape: one more op in a later shape, no more
+    assert found["bytes"] < 36 * 30_000, found
 
 
 # ---- the peak, counted a second time ------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ def random_net(draw: random.Random) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers).double(), torch.randn(2, width, 9, 7, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seed", range(4 * EXAMPLES))
+@pytest.mark.parametrize("seed", range(6 * EXAMPLES))
 def test_the_peak_is_where_a_second_count_finds_it(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Shapes that are kept compiled: a number of them and of bytes; what is dropped is freed, and captured anew when asked."""
+"""Shapes that are kept compiled: a number of them and of bytes; what is dropped is freed, and captured anew."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_dropped_is_freed_at_once(options: dict[str, Any]) -> None:
     step = prepared(max_shapes=1, **options)
     step(*batch(6))
     gc.collect()
-    gone = [weakref.ref(step.used), weakref.ref(step.used.graph)]
+    gone: list[weakref.ref[Any]] = [weakref.ref(step.used), weakref.ref(step.used.graph)]
     gc.disable()
     try:
         step(*batch(8))
