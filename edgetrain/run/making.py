@@ -284,8 +284,7 @@ class StepMaker:
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
         if memory_bytes is not None:
-            above = max(memory_bytes - plain.persistent_bytes, hungriest_bytes(graph))
-            room = above + max(0, PREPARING_BYTES - COPIED_BYTES - self._grown_bytes())
+            room = self._room_bytes(graph, memory_bytes - plain.persistent_bytes)
             most_bytes = room if most_bytes is None else min(most_bytes, room)
         costs = self._costs(graph, most_bytes)
         if self._quickly and memory_bytes is not None:
@@ -304,11 +303,13 @@ class StepMaker:
             raise in_process(answer, left, options.process_memory_bytes) from None
         return made, costs
 
-    def _grown_bytes(self) -> int:
-        """What preparing has taken so far, and still holds."""
-        return max(0, resident_bytes() - arena.resident_bytes() - self._resident_before)
+    def _room_bytes(self, graph: Graph, above_bytes: int = 0) -> int:
+        """What preparing may still take, for a plan that takes so much above what lasts, or as little as any can."""
+        grown = max(0, resident_bytes() - arena.resident_bytes() - self._resident_before)
+        return max(above_bytes, hungriest_bytes(graph)) + max(0, PREPARING_BYTES - COPIED_BYTES - grown)
 
     def _costs(self, graph: Graph, most_bytes: int | None = None) -> Costs:
+        most_bytes = most_bytes or self._room_bytes(graph)
         live = live_storages(graph, self.model, self.optimizer, {})
         return measure_costs(
             graph, use_cache=self.options.use_cache, most_bytes=most_bytes, page_to=self.page_to, live=live
