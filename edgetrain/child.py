@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -82,13 +83,14 @@ def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoR
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
         _die_with_parent()
+        gc.freeze()  # a collection would write to every object, and so copy all pages of the original
         if most_bytes is not None:
             _limit(most_bytes)
         try:
             answer = json.dumps({"found": work()})
-        except MemoryError:
-            os._exit(1)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, MemoryError) or (most_bytes is not None and isinstance(error, ImportError | OSError)):
+                os._exit(1)  # a library that cannot be mapped is an ImportError
             answer = json.dumps({"failed": traceback.format_exc()[-2000:]})
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer.encode())

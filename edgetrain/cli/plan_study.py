@@ -181,7 +181,7 @@ class Study:
         for moment in timeline(self.graph, made.schedule, updates=made.updates, workspace=made.workspace_bytes):
             op = self.graph.ops[moment.op]
             if not op.view:
-                instants.append(Instant(op.name, op.module, op.phase, moment.during_bytes, moment.op in seen))
+                instants.append(Instant(op.name, op.module, op.phase, moment.most_bytes, moment.op in seen))
             seen.add(moment.op)
         return Curve(name, made.persistent_bytes, tuple(instants))
 
@@ -354,9 +354,9 @@ class Study:
 
     def _peak(self, made: Plan) -> tuple[Op, list[tuple[str, int]], int]:
         """The op that holds most, what is alive there that does not last, and what its kernel takes above that."""
-        moment, alive = tightest(problem(self.graph, self.costs, made.updates), made.order)
+        moment, alive = tightest(problem(self.graph, self.costs, made.updates), made.items)
         known = made.persistent_bytes + moment.undo_bytes + sum(n for _, n in alive)
-        return self.graph.ops[moment.op], alive, moment.during_bytes - known
+        return self.graph.ops[moment.op], alive, moment.most_bytes - known
 
     def _modules(self, made: Plan) -> Table:
         rows = tuple(

@@ -4,7 +4,8 @@ In:  an op of a graph and the way to run it. Out: a function without arguments, 
 found again in another graph.
 
 Values do not matter to the time, so tensors are cut from one pool of numbers between ¼ and ¾, which are probabilities
-too (0 for whole numbers, which may be indices; true for truth values).
+too (0 for whole numbers, which may be indices; true for truth values). Parameters and buffers that are there already
+are read where they lie (`Live`): a copy of the largest weight may be more than the step itself takes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _ALIGNED_BYTES = 64
 HALF = 0.5
 SLACK = 1.5  # the pool may be so much larger than a call needs
 LEAST_BYTES = 1_000_000
+
+
+Live = Mapping[int, torch.Tensor]  # storage → the tensor that lies at its begin
 
 
 @dataclass(frozen=True)
@@ -87,22 +91,22 @@ class Pool:
     """Numbers from which the arguments of one call after the other are cut. It is as large as the call at hand needs,
     or somewhat larger: calls with the largest arguments should come first."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, live: Live | None = None) -> None:
+        self._graph, self._live = graph, live or {}
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
     def tensors(self, what: Call, most_bytes: int | None = None) -> dict[int, torch.Tensor]:
         """The tensors that the call reads; what it writes is fresh. most_bytes: of the whole pool."""
-        graph = self._graph
-        starts, need = _places(graph, what)
+        graph, own = self._graph, _changed(self._graph, what)
+        starts, need = _places(graph, what, self._live, overlap=_overlaps(graph, what, self._live, most_bytes))
         self._fit(need, most_bytes)
-        own = {*what.op.writes}
-        own |= {
-            graph.tensors[t].storage for t in (what.over, what.op.reads[1] if what.scratch else None) if t is not None
-        }
         found = {}
         for t in what.op.reads:
             tensor = graph.tensors[t]
+            if tensor.storage not in starts:
+                there = self._live[tensor.storage]
+                found[t] = there.as_strided(tensor.shape, tensor.stride, there.storage_offset() + tensor.offset)
+                continue
             offset = starts[tensor.storage] // ITEM_BYTES[tensor.dtype] + tensor.offset
             found[t] = torch.as_strided(self._buffers[_kind(graph, t)], tensor.shape, tensor.stride, offset)
             if tensor.storage in own and 0 not in tensor.stride and tensor.dtype != "bool":
@@ -118,9 +122,21 @@ class Pool:
             self._buffers = {kind: _numbers(kind, n_bytes) for kind, n_bytes in need.items()}
 
 
-def read_bytes(graph: Graph, what: Call) -> int:
-    """The bytes of what the call reads, as they lie in the pool."""
-    return sum(_places(graph, what)[1].values())
+def read_bytes(graph: Graph, what: Call, live: Live, most_bytes: int | None = None) -> int:
+    """The bytes of what the call reads, as they lie in a pool of at most so many."""
+    return sum(_places(graph, what, live, overlap=_overlaps(graph, what, live, most_bytes))[1].values())
+
+
+def _overlaps(graph: Graph, what: Call, live: Live, most_bytes: int | None) -> bool:
+    """Whether the arguments of an update lie one over the other: where there is no room for copies of them all."""
+    needed = sum(_places(graph, what, live, overlap=False)[1].values())
+    return what.op.phase == "update" and most_bytes is not None and needed > most_bytes
+
+
+def _changed(graph: Graph, what: Call) -> set[int]:
+    """The storages that the call writes."""
+    over = (what.over, what.op.reads[1] if what.scratch else None)
+    return {*what.op.writes, *(graph.tensors[t].storage for t in over if t is not None)}
 
 
 def _kind(graph: Graph, t: int) -> tuple[str, str]:
@@ -128,17 +144,21 @@ def _kind(graph: Graph, t: int) -> tuple[str, str]:
     return tensor.dtype, graph.storages[tensor.storage].device
 
 
-def _places(graph: Graph, what: Call) -> tuple[dict[int, int], dict[tuple[str, str], int]]:
-    """Where each storage that the call reads begins in its pool, and the bytes that each pool needs."""
+def _places(
+    graph: Graph, what: Call, live: Live, *, overlap: bool
+) -> tuple[dict[int, int], dict[tuple[str, str], int]]:
+    """Where each storage that the call reads begins in its pool, and the bytes that each pool needs. What is live and
+    only read has no place there."""
     starts: dict[int, int] = {}
     used: dict[tuple[str, str], int] = {}
+    there = live.keys() - _changed(graph, what)
     for t in what.op.reads:
         storage = graph.tensors[t].storage
-        if storage not in starts:
+        if storage not in starts and storage not in there:
             kind = _kind(graph, t)
-            starts[storage] = used.get(kind, 0)
+            starts[storage] = 0 if overlap else used.get(kind, 0)
             n_bytes = -(-max(graph.storages[storage].n_bytes, 1) // _ALIGNED_BYTES) * _ALIGNED_BYTES
-            used[kind] = starts[storage] + n_bytes
+            used[kind] = max(used.get(kind, 0), starts[storage] + n_bytes)
     return starts, used
 
 

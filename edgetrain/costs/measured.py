@@ -42,6 +42,7 @@ T = TypeVar("T")
 ROUNDS = 7
 LEAST_TIMED_S = 100e-6  # a shorter call is repeated within a round
 MOST_REPEATS = 20
+MAX_KEPT = 20_000  # calls in the file of one machine: it is read whole
 
 
 def measure_costs(
@@ -52,6 +53,7 @@ def measure_costs(
     progress: child.Progress | None = None,
     most_bytes: int | None = None,
     page_to: str | Path | None = None,
+    live: calls.Live | None = None,
 ) -> Costs:
     """What the ops of the graph cost on this machine. `progress` is told how many of how many measurements are done.
 
@@ -59,6 +61,8 @@ def measure_costs(
 
     most_bytes: what measuring may take. An op that takes more by its arguments and results alone is not run; no plan
     within as many bytes can run it so either, and its time is that of another way to run it, or 0.
+
+    live: parameters and buffers by their storages in the graph: no copies of them are made to measure what reads them.
     """
     if rounds not in ranges.ROUNDS or rounds < 1:
         raise UserError(
@@ -69,7 +73,7 @@ def measure_costs(
     ways = [calls.calls(graph, n, scratch) for n in range(len(graph.ops))]
     wanted = [{way: calls.key(graph, call) for way, call in row.items()} for row in ways]
     about = machine()
-    file = _file(about) if use_cache else None
+    file, live = _file(about) if use_cache else None, live or {}
     known = _read(file)
     missing = {key for row in wanted for key in row.values()} - set(known)
     if most_bytes is not None:
@@ -77,11 +81,11 @@ def measure_costs(
             wanted[n][way]
             for n, row in enumerate(ways)
             for way, call in row.items()
-            if _needs(graph, call) > most_bytes
+            if _needs(graph, call, live, most_bytes) > most_bytes
         }
         missing -= too_large
     if missing:
-        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress, most_bytes)
+        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress, most_bytes, live)
         _write(file, known)
     ops = tuple(
         _cost(graph, op, {way: known.get(key) for way, key in row.items()})
@@ -102,9 +106,11 @@ def is_known(graph: Graph) -> bool:
     )
 
 
-def _needs(graph: Graph, call: calls.Call) -> int:
+def _needs(graph: Graph, call: calls.Call, live: calls.Live, most_bytes: int | None) -> int:
     """What a call takes at least: its arguments and, unless it overwrites one of them, its results."""
-    return calls.read_bytes(graph, call) + (0 if call.over is not None else sum(calls.made_bytes(graph, call.op)))
+    return calls.read_bytes(graph, call, live, most_bytes) + (
+        0 if call.over is not None else sum(calls.made_bytes(graph, call.op))
+    )
 
 
 def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
@@ -163,7 +169,7 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
         return
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        merged = {**_read(file), **known}
+        merged = dict(list({**_read(file), **known}.items())[-MAX_KEPT:])
         part = file.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps({key: run_to_json(run) for key, run in merged.items()}), encoding="utf-8")
         os.replace(part, file)
@@ -173,9 +179,16 @@ def _write(file: Path | None, known: Mapping[str, Run]) -> None:
 
 
 def _here(
-    graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
+    graph: Graph,
+    keys: set[str],
+    rounds: int,
+    progress: child.Progress | None,
+    most_bytes: int | None,
+    live: calls.Live,
 ) -> dict[str, Run]:
-    return without_a_trace(lambda: measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes))
+    return without_a_trace(
+        lambda: measure(graph, keys, rounds, progress or (lambda _done, _total: None), most_bytes, live)
+    )
 
 
 def without_a_trace(work: Callable[[], T]) -> T:
@@ -190,8 +203,14 @@ def without_a_trace(work: Callable[[], T]) -> T:
 
 
 def _in_child(
-    graph: Graph, keys: set[str], rounds: int, progress: child.Progress | None, most_bytes: int | None
+    graph: Graph,
+    keys: set[str],
+    rounds: int,
+    progress: child.Progress | None,
+    most_bytes: int | None,
+    _live: calls.Live,
 ) -> dict[str, Run]:
+    """What is live here is not there in another process: all arguments come from its pool."""
     data = {"graph": to_json(graph), "keys": sorted(keys), "rounds": rounds, "most_bytes": most_bytes}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     found = child.run("edgetrain.costs.measured:measured_in_child", data, progress=progress, environment=threads)
@@ -204,7 +223,12 @@ def measured_in_child(data: Any, progress: child.Progress) -> Any:
 
 
 def measure(
-    graph: Graph, keys: set[str], rounds: int, progress: child.Progress, most_bytes: int | None
+    graph: Graph,
+    keys: set[str],
+    rounds: int,
+    progress: child.Progress,
+    most_bytes: int | None,
+    live: calls.Live | None = None,
 ) -> dict[str, Run]:
     """Time the calls with these keys in this process, those with the largest arguments first."""
     todo: dict[str, calls.Call] = {}
@@ -214,19 +238,21 @@ def measure(
             key = calls.key(graph, call)
             if key in keys:
                 todo.setdefault(key, call)
-    largest_bytes = max((_needs(graph, call) for call in todo.values()), default=0)
+    live = live or {}
+    reads = {key: calls.read_bytes(graph, call, live, most_bytes) for key, call in todo.items()}
+    needs = {key: _needs(graph, call, live, most_bytes) for key, call in todo.items()}
     if most_bytes is None:
+        largest_bytes = max(needs.values(), default=0)
         require_room("the largest op of this step", largest_bytes, next_step="give a smaller batch")
-    reads = {key: calls.read_bytes(graph, call) for key, call in todo.items()}
     todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
-    room = {key: None if most_bytes is None else most_bytes - _needs(graph, todo[key]) + reads[key] for key in todo}
+    room = {key: None if most_bytes is None else most_bytes - needs[key] + reads[key] for key in todo}
     cuda = _on_cuda(graph)
     events, times = {}, {key: list[float]() for key in todo}
     total, done = len(todo) * (rounds + 1), 0
     if not arena.available():
         malloc.keep_freed_memory()
     with torch.no_grad(), without_autocast():
-        pool = calls.Pool(graph)
+        pool = calls.Pool(graph, live)
         for key, call in todo.items():
             events[key] = _events_of(graph, call, pool, room[key], cuda=cuda)
             progress(done := done + 1, total)

@@ -39,7 +39,7 @@ from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.observe import Observed, observed, stop_observing
 from edgetrain.graph.reach import Reach
-from edgetrain.graph.record import Like, Recorder, trace_backward
+from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
 from edgetrain.graph.restore import Before
 from edgetrain.graph.signature import Signature, first_difference, signature_of
 from edgetrain.graph.steady import record_twice, refuse_calls
@@ -202,7 +202,8 @@ def _recorded(works: list[_Capture], record: Callable[[_Capture], None], before:
         for state in before:
             state.restore()
 
-    return surely(lambda: record_twice(works, record, before), end)
+    with without_their_cache():
+        return surely(lambda: record_twice(works, record, before), end)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,8 +45,11 @@ class Opened:
     def __init__(self) -> None:
         self.files: dict[str, Stamp] = {}
         self.started: set[str] = set()
+        self._thread = threading.get_ident()
 
     def note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if event in _STARTS:
             self.started.add(_STARTS[event])
         elif event in ("os.listdir", "os.scandir"):

@@ -22,6 +22,7 @@ aten = torch.ops.aten
 Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, type
 # Kind and layouts of the arguments → output → the strides that the kernel was seen to give it.
 _learnt: dict[tuple[str, tuple[Layout, ...]], dict[int, tuple[int, ...]]] = {}
+MAX_LEARNT = 4096  # calls; the oldest is dropped, and learnt again where it comes again
 
 # Element by element, and laid out as the first argument (as any product is); the fake follows the second.
 _AS_PRODUCT = (
@@ -65,6 +66,8 @@ def learn(kind: str, inputs: tuple[Layout, ...], outputs: Mapping[int, tuple[int
     known = _learnt.setdefault((kind, tuple(dict.fromkeys(inputs))), {})
     new = any(known.get(position) != stride for position, stride in outputs.items())
     known.update(outputs)
+    while len(_learnt) > MAX_LEARNT:
+        _learnt.pop(next(iter(_learnt)))
     return new
 
 

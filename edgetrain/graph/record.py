@@ -94,6 +94,17 @@ def _without_their_log() -> Iterator[None]:
         log.removeFilter(graver)
 
 
+@contextmanager
+def without_their_cache() -> Iterator[None]:
+    """Fake tensors keep each call with its shapes for as long as the process lives: keep them for one recording."""
+    before = set(FakeTensorMode.cache)
+    try:
+        yield
+    finally:
+        for key in FakeTensorMode.cache.keys() - before:
+            FakeTensorMode.cache.pop(key, None)
+
+
 class _ValuesRefused(TorchFunctionMode):
     """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge."""
 
@@ -147,7 +158,7 @@ class Recorder(TorchDispatchMode):
     def fake_input(self, like: torch.Tensor | Like) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
         like = Like.of(like) if isinstance(like, torch.Tensor) else like
-        with self.fake_mode:
+        with without_their_cache(), self.fake_mode:
             fake = torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device=like.device)
             if not _dense(fake):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)

@@ -122,10 +122,9 @@ def traced(traces: Sequence[MemoryTrace], ran: Collection[str], name: str = "thi
         seen: set[str] = set()
         for op in trace.ops:
             if op.name in ran:
-                held = op.during_bytes + op.workspace_bytes
-                instants.append(Instant(op.name, op.module, op.phase, held, op.name in seen))
+                instants.append(Instant(op.name, op.module, op.phase, op.most_bytes, op.name in seen))
                 seen.add(op.name)
-    most = max(traces, key=lambda trace: trace.peak_bytes)
+    most = max(traces, key=lambda trace: trace.peak_with_workspace_bytes)
     curves = (Curve(name, most.persistent_bytes, tuple(instants)),) if instants else ()
     return Picture("Memory", "", None, curves, None, (_roles(most), _alive(most)))
 
@@ -137,7 +136,7 @@ def _roles(trace: MemoryTrace) -> Table:
     ordered = sorted(sizes.items(), key=lambda entry: -entry[1])
     total = max(sum(sizes.values()), 1)
     rows = tuple((role, show_bytes(size), f"{100 * size / total:.0f} %") for role, size in ordered)
-    where = f"{show_bytes(trace.peak_bytes)} of tensors at {trace.peak_op}, by what they are for."
+    where = f"{show_bytes(trace.peak_with_workspace_bytes)} at {trace.peak_op}, by what they are for."
     return Table("Alive at the peak", where, ("role", "bytes", "part"), rows)
 
 

@@ -113,7 +113,7 @@ def profile(
             there = found_sources(device) if sources is None else tuple(sources)
             measured = measure(step, batch, there, folder.path, how, on_progress)
             traces = step.trace_micro_batches(*batch)
-            memory = max(traces, key=lambda trace: trace.peak_bytes)
+            memory = max(traces, key=lambda trace: trace.peak_with_workspace_bytes)
             attributed = tuple(_attributed(measured))
             save_attributed(attributed, folder.path)
             save_picture(traced(traces, {op.name for op in measured.timeline.ops}), folder.path)
@@ -245,14 +245,13 @@ def _sum(op_s: Floats, which: Sequence[bool]) -> Value:
 
 
 def _memory(memory: MemoryTrace, samples: Samples, span: Span) -> Summary:
-    """What the tensors take at the peak, by role, and what the process takes."""
-    roles = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient", "undo")
+    """What is taken at the peak, by role, and what the process takes."""
+    roles = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient", "undo", "workspace")
     by_role = {role: sum(a.n_bytes for a in memory.alive if a.role == role) for role in roles}
     found = {
         "peak_bytes": Value(memory.peak_with_workspace_bytes, "B", "measured"),
         "peak_op": Value(memory.peak_op, "", "measured"),
         **{f"peak_{role}_bytes": Value(n_bytes, "B", "measured") for role, n_bytes in by_role.items() if n_bytes},
-        "peak_workspace_bytes": Value(memory.peak_with_workspace_bytes - memory.peak_bytes, "B", "derived"),
     }
     found["process_peak_bytes"] = _maybe(metrics.most(samples, "process_resident_bytes", span), "B", "measured")
     return found

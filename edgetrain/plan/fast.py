@@ -140,12 +140,14 @@ def prepare(problem: Problem) -> Prepared:
     overwrites = [p.overwrites[op] for op in order]
     workspace = p.costs.workspace_bytes
     over = [workspace["over"].get(op, 0) for op in order]
+    undo = [lifetimes.undo_bytes(graph, op, p.updates) for op in order]
+    undo[:1] = [n + lifetimes.random_state_bytes(graph, p.updates) for n in undo[:1]]  # from the first op to the end
     saved = [over[at] - p.size[found[0]] if found else 0 for at, found in enumerate(overwrites)]
     return Prepared(
         order, reads, makes, next_use, overwrites,
         [max(workspace["first"].get(op, 0), saved[at]) for at, op in enumerate(order)],
         [max(workspace["again"].get(op, 0), saved[at]) for at, op in enumerate(order)],
-        over, [lifetimes.undo_bytes(graph, op, p.updates) for op in order],
+        over, undo,
         np.array([p.costs.ops[op].time_s for op in order]), [p.costs.ops[op].again_s for op in order],
         np.array([m.during_bytes for m in p.moments(order)], dtype=np.int64),
         lifetimes.persistent_bytes(graph), kept, p.size, made_at, until, own_s, readers,

@@ -30,7 +30,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate
 
-VERSION = 1  # of what planners make: plans of another are not looked for
+VERSION = 2  # of what planners make: plans of another are not looked for
 MOST = 500
 MOST_PROBLEMS = 16  # without a cache
 _NAME = re.compile(r"(\d+)-(\d+)\.json")

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from edgetrain.costs.table import Way
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.ops.call import overwritable
-from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, Updates, Workspace
+from edgetrain.plan.plan import RANDOM_STATE_BYTES, Action, Compute, Free, Item, PageIn, Updates, Workspace
 
 T = TypeVar("T", bound=Item)
 
@@ -72,6 +73,24 @@ def alive_during(graph: Graph, actions: Iterable[Action]) -> Iterator[tuple[Comp
             if action.into is not None:
                 alive.discard(action.into)
             yield action, alive
+
+
+def alive_at(graph: Graph, actions: Sequence[Action], at: int, *, paging_in: bool) -> set[int]:
+    """The storages that do not last and are there when the op at position `at` of those that run holds most: while it
+    runs, or where something is paged in after it and before the next."""
+    runs = [n for n, action in enumerate(actions) if isinstance(action, Compute)]
+    first = runs[at]
+    _, during = next(islice(alive_during(graph, actions), at, None))
+    if not paging_in:
+        return set(during)
+    alive, most = set(during), set[int]()
+    for action in actions[first + 1 : runs[at + 1] if at + 1 < len(runs) else len(actions)]:
+        if isinstance(action, Free):
+            alive.discard(action.storage)
+        elif isinstance(action, PageIn):
+            alive.add(action.storage)
+            most = max(most, set(alive), key=lambda held: sum(graph.storages[s].n_bytes for s in held))
+    return most
 
 
 def results(graph: Graph) -> set[int]:
@@ -196,8 +215,19 @@ def undo_bytes(graph: Graph, op: int, updates: Updates) -> int:
     return sum(graph.storages[s].n_bytes for s in graph.ops[op].writes if graph.storages[s].role in PERSISTENT)
 
 
+def random_state_bytes(graph: Graph, updates: Updates) -> int:
+    """What a step that draws random numbers keeps from its begin to its end, so that it can be taken back."""
+    return RANDOM_STATE_BYTES if updates != "final" and any(op.random for op in graph.ops) else 0
+
+
 def persistent_bytes(graph: Graph) -> int:
     return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT)
+
+
+def hungriest_bytes(graph: Graph) -> int:
+    """What the op reads and makes that takes most of what does not last: no step takes less above what lasts."""
+    size = [0 if s.role in PERSISTENT else s.n_bytes for s in graph.storages]
+    return max((sum(size[s] for s in touched) for touched in graph.touched), default=0)
 
 
 def timeline(graph: Graph, actions: Sequence[Action], *, updates: Updates, workspace: Workspace) -> list[Moment]:
@@ -209,7 +239,7 @@ def timeline(graph: Graph, actions: Sequence[Action], *, updates: Updates, works
     size = [s.n_bytes for s in graph.storages]
     new = graph.new_storages
     held = persistent_bytes(graph)
-    undo = 0
+    undo = random_state_bytes(graph, updates)
     done: set[int] = set()
     rows: list[list[int]] = []  # the fields of each moment
     for action in actions:

@@ -24,6 +24,7 @@ from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import plan as plans
 from edgetrain.plan.budget import show_bytes
+from edgetrain.plan.lifetimes import random_state_bytes
 from edgetrain.plan.plan import Exact, Plan
 
 SCHEMA = 1
@@ -166,9 +167,10 @@ def counts(samples: int) -> list[int]:
 
 def kept_bytes(graph: Graph) -> int:
     """What is copied before the first micro-batch, so that a later one that fails takes all of them back: what the
-    forward pass changes that lasts."""
+    forward pass changes that lasts, and the state of the generator where random numbers are drawn."""
     changed = {s for op in graph.ops if op.phase == "forward" for s in op.writes}
-    return sum(graph.storages[s].n_bytes for s in changed if graph.storages[s].role in PERSISTENT)
+    copies = sum(graph.storages[s].n_bytes for s in changed if graph.storages[s].role in PERSISTENT)
+    return copies + random_state_bytes(graph, "early")
 
 
 def exactness(exact: Exact, reasons: tuple[str, ...]) -> Exact:

@@ -25,6 +25,7 @@ from edgetrain.costs.table import WAYS, Origin, Way
 SCHEMA = 2
 Exact = Literal["bitwise", "rounding", "no"]
 Updates = Literal["early", "guarded", "together", "final"]
+RANDOM_STATE_BYTES = 5056  # of torch's generator, as a step that draws random numbers keeps it to be taken back
 Workspace = Mapping[Way, Mapping[int, int]]
 
 
@@ -71,14 +72,15 @@ class Bound:
 class Plan:
     """What happens in a step, and what it takes.
 
-    peak_bytes: the most that the step holds: persistent tensors, activations, gradients, copies, and the workspace of
-             kernels as far as it was measured (`workspace_bytes`: way to run an op → op → bytes above its results).
+    peak_bytes: the most that the step holds: persistent tensors, activations, gradients, what takes it back if it fails
+             (copies and, where it draws random numbers, the generator's state), and the workspace of kernels as far as
+             it was measured (`workspace_bytes`: way to run an op → op → bytes above its results).
     exact:   how its numbers relate to plain PyTorch's: the same bits, the same but for rounding, or not the same.
     updates: "early": each parameter is updated as soon as its gradient is there; the executor sees to it that nothing
              can fail from the first update on. "guarded": as early, and a copy of what an update changes is kept until
-             the step has succeeded (`undo_bytes` in all). "together": all updates at the end of the step, when nothing
-             can fail any more. In each of these ways a step that fails changes nothing. "final": as early, for a
-             program that never takes a step back, which needs no copies: firmware.
+             the step has succeeded. "together": all updates at the end of the step, when nothing can fail any more. In
+             each of these ways a step that fails changes nothing. "final": as early, for a program that never takes a
+             step back, which needs no copies: firmware. undo_bytes: what is kept to take the step back, in all.
     time_s, energy_j: predicted from the costs that it was planned with, which were measured or modelled (`origin`);
              `bound` says how far from the best it can be. None where the costs do not tell.
     note:    what else there is to say of it: why nothing is paged, for instance.

@@ -282,7 +282,7 @@ class _Planning:
             found = self._search(budget, self.aim, start, self._left_s / (1 if start is not None else 2))
         except child.Ended:
             if start is not None:
-                return self._kept(task.plan(start, planner="fast"))
+                return self._kept(replace(task.plan(start, planner="fast"), note=self._why_fast()))
             raise self._none_found(budget, self._left_s) from None
         order = found.order
         if order is None and self.aim.most:
@@ -304,6 +304,11 @@ class _Planning:
             bound = Bound(None, found.schedules, whole.energy_j + extra)
         made = task.plan(order, planner=name, bound=bound)
         return self._kept(replace(made, note=_why_not_paged(task, made) if self.aim.page else ""))
+
+    def _why_fast(self) -> str:
+        room = "" if self.solver_bytes is None else f" ({show_bytes(max(0, self.solver_bytes))} were left for it)"
+        why = "time" if self._left_s <= 0 else f"memory{room}"
+        return f"the search for a better plan ended for lack of {why}, so the fast planner served"
 
     def _start(self, budget: int, below: Plan | None) -> Sequence[Item] | None:
         """The best schedule within the budget that is known without a search."""

@@ -457,7 +457,8 @@ def instance(problem: Problem, *, memory_bytes: int, time_s: float | None = None
     if kept:
         nodes.append(Node(0.0, 0, 0.0, sort="backward", again_until=0))
         edges |= {(i, len(ops)) for i in kept}
-    parameter_bytes = lifetimes.persistent_bytes(problem.graph)
+    graph = problem.graph
+    parameter_bytes = lifetimes.persistent_bytes(graph) + lifetimes.random_state_bytes(graph, problem.updates)
     return Instance(tuple(nodes), tuple(sorted(edges)), parameter_bytes, memory_bytes, time_s)
 
 

@@ -28,6 +28,10 @@ LAYOUT_WASTE = 0.02
 MALLOC_WASTE = 0.75
 # What grows beside the arena in the first steps: code of kernels that is read in, oneDNN's scratch, Python's heap.
 RESERVE_BYTES = 60_000_000
+# What preparing a step may take above what the step itself takes, processes that work for it included.
+PREPARING_BYTES = 150_000_000
+# Of it, pages of a process that works for this one which both write to, and code of kernels that is read in.
+COPIED_BYTES = 40_000_000
 # What an attempt that fails leaves behind in the process, and the next one finds taken.
 LEFT_BEHIND_BYTES = 10_000_000
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from edgetrain.costs.table import OpCost
 from edgetrain.errors import Infeasible
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.fast import is_late, walks_until
-from edgetrain.plan.lifetimes import Moment, alive_during, overwrites
+from edgetrain.plan.lifetimes import Moment, alive_at, overwrites, persistent_bytes, random_state_bytes
 from edgetrain.plan.plan import Item
 from edgetrain.plan.problem import Problem
 
@@ -48,9 +47,10 @@ def smallest_by(task: Problem, planner: Planner, *, until: float = math.inf) -> 
 
 
 def least_bytes(task: Problem) -> int:
-    """No schedule at all takes less: the lasting tensors, and what the hungriest op reads and makes."""
+    """No schedule at all takes less: lasting tensors, the state of the generator, and what the hungriest op takes."""
     ops = (number for number, op in enumerate(task.graph.ops) if not op.view)
-    return sum(n for _, n in lasting(task.graph)) + max((op_bytes(task, number) for number in ops), default=0)
+    hungriest = max((op_bytes(task, number) for number in ops), default=0)
+    return persistent_bytes(task.graph) + random_state_bytes(task.graph, task.updates) + hungriest
 
 
 def op_bytes(task: Problem, number: int, cost: OpCost | None = None) -> int:
@@ -119,8 +119,9 @@ def _named(tensors: Sequence[tuple[str, int]]) -> str:
 def tightest(task: Problem, order: Sequence[Item]) -> tuple[Moment, list[tuple[str, int]]]:
     """Where the schedule holds most, and what is alive there that does not last, largest first."""
     moments = task.moments(order)
-    at = max(range(len(moments)), key=lambda n: moments[n].during_bytes)
-    _, alive = next(islice(alive_during(task.graph, task.actions(order)), at, None))
+    at = max(range(len(moments)), key=lambda n: moments[n].most_bytes)
+    paging_in = moments[at].paged_bytes > moments[at].during_bytes
+    alive = alive_at(task.graph, task.actions(order), at, paging_in=paging_in)
     names = {tensor.storage: tensor.name for tensor in reversed(task.graph.tensors)}
     found = sorted(((names[s], task.size[s]) for s in alive), key=lambda pair: -pair[1])
     return moments[at], found

@@ -20,7 +20,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op
 from edgetrain.ops.call import overwritable
 from edgetrain.ops.replay import replay
-from edgetrain.plan.plan import Compute, Free, PageIn, PageOut, Plan
+from edgetrain.plan.plan import RANDOM_STATE_BYTES, Compute, Free, PageIn, PageOut, Plan
 
 
 def validate(graph: Graph, plan: Plan) -> None:
@@ -78,7 +78,8 @@ class _Play:
         self.coming: set[int] = set()  # paged in, and read by nobody so far
         self.going: set[int] = set()  # paged out, and not freed so far: only then is it certain that all of it has gone
         self.updating = False
-        self.undo = 0
+        draws = any(op.random for op in graph.ops)
+        self.undo = RANDOM_STATE_BYTES if draws and plan.updates != "final" else 0
         self.peak = 0
         for number, storage in enumerate(graph.storages):
             if storage.role in PERSISTENT:

@@ -19,7 +19,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.plan.layout import Block, lay_out
 from edgetrain.plan.lifetimes import new_storages, way_of
-from edgetrain.plan.plan import Compute, Free, PageIn, Plan
+from edgetrain.plan.plan import RANDOM_STATE_BYTES, Compute, Free, PageIn, Plan
 
 
 class StepArena:
@@ -85,6 +85,9 @@ def foretell(graph: Graph, plan: Plan, costs: Costs, held: Sequence[int], *, reh
     requests = 0
     place: dict[int, int] = {}  # storage → the number of its request
     done: set[int] = set()
+    if any(op.random for op in graph.ops):
+        events.append(RANDOM_STATE_BYTES)  # the state of the generator, kept to the end
+        requests += 1
     for action in plan.schedule:
         if isinstance(action, Free):
             events.append(-1 - place.pop(action.storage))

@@ -136,6 +136,22 @@ class Binding:
                     undo.note(value)
 
 
+def live_storages(
+    graph: Graph, model: nn.Module, optimizer: torch.optim.Optimizer, externals: Mapping[str, torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Storage of the graph → the parameter, buffer or other lasting tensor that lies there, all of it."""
+    binding = Binding(graph, "", model, optimizer, externals)
+    found: dict[int, torch.Tensor] = {}
+    for t, source in graph.sources.items():
+        tensor = graph.tensors[t]
+        if source.sort in ("optimizer", "parameter", "buffer") or source.path in externals:
+            real = binding.binder(t)()
+            whole = (tensor.offset, tensor.n_bytes) == (0, graph.storages[tensor.storage].n_bytes)
+            if whole and real.stride() == tensor.stride and str(real.device) == graph.storages[tensor.storage].device:
+                found[tensor.storage] = real
+    return found
+
+
 def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Tensor:
     """The item of the batch in the layout that the graph was captured with."""
     item: Any = batch[position] if position < len(batch) else None

@@ -46,7 +46,7 @@ import torch
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.accumulate import ACCUMULATE
-from edgetrain.graph.ir import PERSISTENT, Atom, Graph, Op, Ref, Value
+from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
 from edgetrain.pagefile import PageFault
@@ -128,8 +128,8 @@ def build(
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     rehearse: leave the updates out; everything else happens as it will in the step.
-    look: call `look(op number)` before each op and `look(op number, one tensor of each live storage, what it made)`
-    after. outputs: what to return, where it is not the loss alone.
+    look: call `look(op number)` before each op and `look(op number, all variables of the step, what it made)` after.
+    outputs: what to return, where it is not the loss alone.
     start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
     watched: call `watch(place in the schedule)` before each op.
     timed: call `look(place)` before each op and `look(~place)` after it, and the same around each wait for the store;
@@ -140,8 +140,9 @@ def build(
     words.validator.check(plan)
     writer = _Writer(words, plan, look=look, rehearse=rehearse, watched=watched, timed=timed)
     lines = list(writer.lines(outputs, start))
-    made = _in_pieces(words, lines) if start else _whole(words, lines)
-    pieces = [n for n, (_, line) in enumerate(lines) if not start or (n and not _is_comment(line))]
+    in_pieces = bool(start or look)
+    made = _in_pieces(words, lines, keep=not look) if in_pieces else _whole(words, lines)
+    pieces = [n for n, (_, line) in enumerate(lines) if not in_pieces or (n and not _is_comment(line))]
     return Program(
         run=made,
         source="".join(f"{line}\n" for _, line in lines),
@@ -169,13 +170,18 @@ def _whole(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
     return made
 
 
-def _in_pieces(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
-    """As the whole, without compiling what was compiled before. The first line is the head, the last the result."""
+def _in_pieces(words: Words, lines: Sequence[Line], *, keep: bool) -> Callable[..., Any]:
+    """As the whole, without compiling what was compiled before. The first line is the head, the last the result.
+
+    keep: what is compiled. Otherwise each line is compiled when it runs and dropped: Python takes tens of kilobytes a
+    line to compile a whole step, hundreds of megabytes for a deep net.
+    """
     head, *body, (_, result) = lines
     names = head[1].partition("(")[2].rstrip("):").split(", ")
+    code: Callable[[str], str | CodeType] = words.compiled if keep else str.strip
     lines = [(at, line) for at, line in body if not _is_comment(line)]
-    pieces = [(at, words.compiled(line) if at is None else None) for at, line in lines]
-    value = words.compiled(result.replace("return ", "result = "))
+    pieces = [(at, code(line) if at is None else None) for at, line in lines]
+    value = code(result.replace("return ", "result = "))
 
     def step(*given: Any) -> Any:
         variables = dict(zip(names, given, strict=True))
@@ -265,8 +271,8 @@ class Words:
         self.graph, self.check_finite, self.resumable = graph, check_finite, resumable
         self.validator = Validator(graph)
         self.file = f"{_STEP_OF}{graph.about.get('model', 'a model')}>"
-        self.table: dict[str, Any] = {"__builtins__": {}, "generator": generator}
         self.norm = Norm()
+        self.table: dict[str, Any] = {"__builtins__": {}, "generator": generator, "locals": locals}
         self.table |= {"check": self.norm.check, "note_norm": self.norm.note}
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
@@ -521,7 +527,7 @@ class _Writer:
             yield f"    look({~at})"
         if self.look:
             made = "".join(f"t{t}, " for t in op.creates)
-            yield f"    look({action.op}, {self._live()}, ({made}))"
+            yield f"    look({action.op}, locals(), ({made}))"  # it runs in pieces: the variables, and no copy of them
 
     def _page(self, action: PageOut | PageIn) -> Iterator[str]:
         slot, t = self.slots[action.storage], self.words.whole[action.storage]
@@ -541,10 +547,6 @@ class _Writer:
                 self.coming.discard(s)
                 wait, place = f"    pages.wait({self.slots[s]}, {at})", WAITING + s
                 yield from (f"    look({place})", wait, f"    look({~place})") if self.timed else (wait,)
-
-    def _live(self) -> str:
-        made = [names for s, names in self.names.items() if self.graph.storages[s].role not in PERSISTENT]
-        return "(" + "".join(f"t{names[0]}, " for names in made) + ")"
 
     def _compute(self, action: Compute, op: Op, at: int) -> Iterator[str]:
         again = action.op in self.done

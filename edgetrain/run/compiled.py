@@ -384,7 +384,7 @@ class CompiledStep:
         memory = self._arena_of(program)
         attempt = _Attempt(
             program, keep, self.completed, _Now(self.plan, program, [] if self._watch is None else self._needs),
-            Undo(random=program.random), None if memory is None else memory.watch(),
+            Undo(), None if memory is None else memory.watch(),
         )  # fmt: skip
         work = partial(self._attempted, attempt, inputs, [bound[t] for t in program.held], given, look)
         try:
@@ -425,6 +425,8 @@ class CompiledStep:
             self._binding.note_updated(program.updates, attempt.undo)  # such a plan makes no copies of its own for them
             attempt.noted = True
         attempt.enter()
+        if program.random:
+            attempt.undo.note_random()  # a block of the arena, as the plan counts it
         attempt.given = (inputs, held, states, given, fresh, attempt.undo, attempt, look)
         self.falls = []
         if self._pages is not None:

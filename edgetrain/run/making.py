@@ -28,21 +28,24 @@ from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
 from edgetrain.graph.modes import Surroundings
+from edgetrain.native import arena
 from edgetrain.native.surely import surely
 from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import keep_all
+from edgetrain.plan.lifetimes import hungriest_bytes
 from edgetrain.plan.micro_batches import Number, TooSmall, counts, infeasible, kept_bytes, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
-from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
 from edgetrain.plan.refusal import lasting
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
+from edgetrain.run.binding import live_storages
 from edgetrain.run.compiled import CompiledStep, Known
 from edgetrain.run.exact import ONEDNN, exactness_of
 from edgetrain.run.micro_batches import MicroBatches, MicroStep, Part, Work
@@ -85,6 +88,7 @@ class StepMaker:
         self.channels_last = True
         self.page_to = options.page_to
         self._known: Sequence[Variant] = ()
+        self._resident_before = 0  # of this process, when it began to prepare a step
         self._quickly = False  # do not search for what a bound rules out
         self._time = TimeLeft(options.plan_time_s)
         self._advising = False
@@ -105,7 +109,15 @@ class StepMaker:
         known: made for batches of this shape before something changed; if the graph is still the same, so is the plan.
         """
         self._known = known
-        return surely(lambda: self._new(batch), Surroundings(self.model).put_back)
+        self._resident_before = resident_bytes() - arena.resident_bytes()
+        surroundings = Surroundings(self.model)
+
+        def end() -> None:
+            surroundings.put_back()
+            self.micro.forget_parts(self.options.max_shapes)
+            self._known = ()
+
+        return surely(lambda: self._new(batch), end)
 
     def _new(self, batch: tuple[Any, ...]) -> Variant:
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None
@@ -159,7 +171,7 @@ class StepMaker:
         """An upper bound where measuring takes long."""
         updates = self._where(graph, updates)
         by_bytes = self._advising or is_heavy(graph)
-        costs = unmeasured(graph) if by_bytes else measure_costs(graph, use_cache=self.options.use_cache)
+        costs = unmeasured(graph) if by_bytes else self._costs(graph)
         return problem(graph, costs, updates).keep_all.peak_bytes
 
     def _in_parts(self, batch: tuple[Any, ...], count: int, *, quickly: bool = False) -> Variant:
@@ -353,6 +365,9 @@ class StepMaker:
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
+        if memory_bytes is not None:
+            room = self._room_bytes(graph, memory_bytes - plain.persistent_bytes)
+            most_bytes = room if most_bytes is None else min(most_bytes, room)
         try:
             self._refuse_impossible(graph, memory_bytes, plain.updates, most_bytes)
             costs = self._costs(graph, most_bytes)
@@ -395,10 +410,16 @@ class StepMaker:
         if memory_bytes is not None:
             self._refuse_impossible(graph, max(1, memory_bytes - beside), self._where(graph, updates))
 
+    def _room_bytes(self, graph: Graph, above_bytes: int = 0) -> int:
+        """What preparing may still take, for a plan that takes so much above what lasts, or as little as any can."""
+        grown = max(0, resident_bytes() - arena.resident_bytes() - self._resident_before)
+        return max(above_bytes, hungriest_bytes(graph)) + max(0, PREPARING_BYTES - COPIED_BYTES - grown)
+
     def _costs(self, graph: Graph, most_bytes: int | None = None) -> Costs:
         doing("measuring what the ops cost")
         return measure_costs(
-            graph, use_cache=self.options.use_cache, most_bytes=most_bytes, page_to=self.page_to,
+            graph, use_cache=self.options.use_cache, most_bytes=most_bytes or self._room_bytes(graph),
+            page_to=self.page_to, live=live_storages(graph, self.model, self.optimizer, {}),
             progress=lambda done, total: doing(f"measuring what the ops cost, {done} of {total}"),
         )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 In:  a graph and its plan; the step runs once under observation.
 Out: `MemoryTrace`. For each op: the bytes of the step's tensors before, during and after it, and the bytes that its
-     kernel took from PyTorch's allocator for itself and gave back (workspace). At the peak: what is alive.
+     kernel took from PyTorch's allocator for itself and gave back (workspace). At the peak, where tensors and workspace
+     together are most: the op, and what is alive.
 
 The bytes of tensors are exact: after every op the storages that are really there are added up and must equal the
 plan. The workspace is measured through PyTorch's own report of each allocation.
@@ -13,16 +14,16 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from typing import Any
 
 import torch
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.native.reports import allocations
-from edgetrain.plan.lifetimes import Moment, alive_during, timeline
+from edgetrain.plan.lifetimes import Moment, alive_at, timeline
 from edgetrain.plan.plan import Plan
 
 
@@ -36,10 +37,21 @@ class TracedOp:
     during_bytes: int
     after_bytes: int
     workspace_bytes: int
+    paged_bytes: int = 0  # the most that is held when something is paged in after the op
+
+    @property
+    def tensor_bytes(self) -> int:
+        return max(self.during_bytes, self.paged_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        return max(self.during_bytes + self.workspace_bytes, self.paged_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
+    """role: of a tensor; "undo" for what is kept to take the step back, "workspace" for what a kernel takes."""
+
     name: str
     role: Role | str
     n_bytes: int
@@ -47,7 +59,8 @@ class Alive:
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """peak_bytes counts tensors, as a plan does; peak_with_workspace_bytes adds what kernels take for themselves."""
+    """peak_with_workspace_bytes is the peak: the most that tensors and what kernels take for themselves come to.
+    `peak_op` is the op there, and `alive` adds up to it. peak_bytes counts tensors alone, wherever they are most."""
 
     ops: tuple[TracedOp, ...]
     peak_bytes: int
@@ -58,8 +71,8 @@ class MemoryTrace:
 
     def __str__(self) -> str:
         lines = [
-            f"peak {self.peak_bytes / 1e6:.1f} MB of tensors at {self.peak_op}, "
-            f"{self.peak_with_workspace_bytes / 1e6:.1f} MB with the workspace of kernels; alive there:"
+            f"peak {self.peak_with_workspace_bytes / 1e6:.1f} MB at {self.peak_op}, workspace of kernels included "
+            f"(at most {self.peak_bytes / 1e6:.1f} MB of tensors); alive there:"
         ]
         lines += [f"  {a.n_bytes / 1e6:9.2f} MB  {a.role:10}  {a.name}" for a in self.alive[:12]]
         if len(self.alive) > 12:
@@ -74,37 +87,44 @@ class Watch:
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
         self._moments = timeline(graph, plan.schedule, updates=plan.updates, workspace={})
+        self._storage = {  # name of a variable → its storage, for those that do not last
+            f"t{t}": tensor.storage
+            for t, tensor in enumerate(graph.tensors)
+            if graph.storages[tensor.storage].role not in PERSISTENT
+        }
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._seen: list[int] = []
         self.events: list[tuple[int, int]] = []  # nanoseconds, bytes taken (negative: given back)
 
-    def look(self, _op: int, live: Sequence[torch.Tensor] | None = None, _made: Sequence[torch.Tensor] = ()) -> None:
+    def look(self, _op: int, live: Mapping[str, Any] | None = None, _made: Sequence[torch.Tensor] = ()) -> None:
+        """live: the variables of the step."""
         if live is None:
             self._starts.append(time.time_ns())
         else:
             self._ends.append(time.time_ns())
-            self._seen.append(sum(t.untyped_storage().nbytes() for t in live))
+            there = {self._storage[name]: live[name] for name in live.keys() & self._storage.keys()}
+            self._seen.append(sum(t.untyped_storage().nbytes() for t in there.values()))
 
     def result(self) -> MemoryTrace:
         self._compare()
         workspace = self._workspace()
         ops = tuple(self._op(m, w) for m, w in zip(self._moments, workspace, strict=True))
-        at = max(range(len(ops)), key=lambda i: ops[i].during_bytes)
+        at = max(range(len(ops)), key=lambda i: ops[i].most_bytes)
         return MemoryTrace(
             ops=ops,
-            peak_bytes=ops[at].during_bytes,
+            peak_bytes=max(op.tensor_bytes for op in ops),
             peak_op=ops[at].name,
-            peak_with_workspace_bytes=max(op.during_bytes + op.workspace_bytes for op in ops),
+            peak_with_workspace_bytes=ops[at].most_bytes,
             persistent_bytes=self._plan.persistent_bytes,
-            alive=self._alive(at),
+            alive=self._alive(at, ops[at]),
         )
 
     def _op(self, moment: Moment, workspace: int) -> TracedOp:
         op = self._graph.ops[moment.op]
         return TracedOp(
             op.name, op.kind, op.module, op.phase,
-            moment.before_bytes, moment.during_bytes, moment.after_bytes, workspace,
+            moment.before_bytes, moment.during_bytes, moment.after_bytes, workspace, moment.paged_bytes,
         )  # fmt: skip
 
     def _compare(self) -> None:
@@ -129,16 +149,19 @@ class Watch:
             found.append(max(0, most - max(held[first], held[last])))
         return found
 
-    def _alive(self, at: int) -> tuple[Alive, ...]:
-        """What is there during the op at position `at`, largest first."""
+    def _alive(self, at: int, op: TracedOp) -> tuple[Alive, ...]:
+        """What is there when the op at position `at` holds most, largest first."""
         graph = self._graph
-        _, made = next(islice(alive_during(graph, self._plan.schedule), at, None))
+        paging_in = op.most_bytes > op.during_bytes + op.workspace_bytes
+        made = alive_at(graph, self._plan.schedule, at, paging_in=paging_in)
         there = made | {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT}
         names = {tensor.storage: tensor.name for tensor in reversed(graph.tensors)}
         found = [Alive(names[s], graph.storages[s].role, graph.storages[s].n_bytes) for s in there]
         undo = self._moments[at].undo_bytes
         if undo:
-            found.append(Alive("copies to take the step back", "undo", undo))
+            found.append(Alive("what takes the step back", "undo", undo))
+        if op.workspace_bytes and not paging_in:
+            found.append(Alive(f"workspace of {op.name}", "workspace", op.workspace_bytes))
         return tuple(sorted(found, key=lambda a: (-a.n_bytes, a.name)))
 
 

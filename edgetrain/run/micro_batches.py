@@ -104,6 +104,12 @@ class MicroBatches:
         self.parts.clear()
         self.reasons.clear()
 
+    def forget_parts(self, max_reasons: int) -> None:
+        """What was captured for one shape of batches, whose step is compiled now, and the oldest of the reasons."""
+        self.parts.clear()
+        while len(self.reasons) > max_reasons:
+            self.reasons.pop(next(iter(self.reasons)))
+
     def graphs(self, batch: Batch, count: int) -> tuple[MicroGraphs, Captured, Exact]:
         """The batch cut into so many micro-batches, each size of them captured once."""
         samples, cut = sample_items(batch)
@@ -436,6 +442,10 @@ class MicroStep:
             for step, before in zip(self._steps, other._steps, strict=True):
                 step.take_over(before)
 
+    @property
+    def height_bytes(self) -> int:
+        return max(step.height_bytes for step in self._steps)
+
     def shrink(self) -> None:
         """Hand memory of the arena back that these plans do not need."""
         max(self._steps, key=lambda step: step.height_bytes).shrink()
@@ -469,7 +479,7 @@ class MicroStep:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """That of the micro-batch that holds most; all is taken back."""
-        return max(self.trace_parts(*batch), key=lambda trace: trace.peak_bytes)
+        return max(self.trace_parts(*batch), key=lambda trace: trace.peak_with_workspace_bytes)
 
     def trace_parts(self, *batch: Any) -> tuple[MemoryTrace, ...]:
         """That of each micro-batch in turn; those that are alike are traced once."""

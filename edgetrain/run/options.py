@@ -11,7 +11,7 @@ from edgetrain.graph.capture import Unused
 from edgetrain.graph.mean_loss import has_samples
 from edgetrain.plan.micro_batches import Number, number_of
 from edgetrain.plan.planning import check_planner
-from edgetrain.ranges import BATCH, NORM, SECONDS, number, shown
+from edgetrain.ranges import BATCH, NORM, SECONDS, STEPS, number, shown, whole
 
 StepFormat = Literal["auto", "preserve", "channels_last"]
 
@@ -32,6 +32,8 @@ class Options:
     follow: Callable[[], object] | Literal["auto"] | None = None
     micro_batches: int | Literal["auto"] | None = None
     allow_inexact: bool = False
+    max_shapes: int = 8
+    max_shapes_bytes: int = 256_000_000
     apart: bool = False  # capture in a process of its own, where this one is not bounded too
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class Options:
         count = self.micro_batches
         if count is not None and count != "auto" and count not in BATCH:
             raise UserError("micro_batches cannot be that", expected=f'{BATCH}, or "auto"', received=shown(count))
+        whole("max_shapes", self.max_shapes, STEPS)
         needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
         if self.follow is not None and self.process_memory_bytes is not None:
             raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")

@@ -33,6 +33,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.settings import settings
 from edgetrain.native.malloc import keep_freed_memory
+from edgetrain.native.onednn import limit_kernels
 from edgetrain.native.surely import surely
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.plan import Exact, Plan, Updates
@@ -45,10 +46,12 @@ from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, MicroStep
 from edgetrain.run.options import Options, StepFormat
 from edgetrain.run.recapture import Recapture
+from edgetrain.run.shapes import Shapes
 
 T = TypeVar("T")
 MAX_STATES = 4  # of a model, such as training and evaluation mode, for each of these shapes
-MOST_VARIANTS = 8  # compiled steps that are kept for other shapes; the one unused longest goes first
+MOST_VARIANTS = 8  # shapes that are kept by default
+MOST_VARIANTS_BYTES = 256_000_000
 
 
 class PagingWarning(UserWarning):
@@ -78,6 +81,8 @@ def prepare(
     page_to: str | os.PathLike[str] | None = None,
     micro_batches: int | Literal["auto"] | None = None,
     allow_inexact: bool = False,
+    max_shapes: int = MOST_VARIANTS,
+    max_shapes_bytes: int | float | str = MOST_VARIANTS_BYTES,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
@@ -104,6 +109,9 @@ def prepare(
     least time within the budget. By default the whole batch, but see "sage". The loss must be a mean over samples,
     which is verified. The numbers are then those of the whole batch but for rounding; where batch norm or dropout make
     them others, that is refused, unless allow_inexact=True.
+    max_shapes: how many shapes of batches to keep what was captured, planned and compiled for; each other one is
+    captured anew when it comes again. max_shapes_bytes: what all of that may take together, beside the tensors of a
+    step; a number of bytes, or "64MB". The shape that was not used for longest is dropped first, the last one never.
     """
     check_model(model, loss)
     if page_to is not None and not isinstance(page_to, str | os.PathLike):
@@ -114,7 +122,9 @@ def prepare(
         None if memory is None or follow is not None else parse_bytes(memory),  # type: ignore[arg-type]
         None if process_memory is None else parse_bytes(process_memory),
         planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow, micro_batches, allow_inexact,
+        max_shapes, parse_bytes(max_shapes_bytes),
     )  # fmt: skip
+    limit_kernels()
     step = Step(StepMaker(model, loss, optimizer, options))
     step.of_shape(*check_example(example))
     return step
@@ -127,7 +137,7 @@ class Step:
         self._model, self._loss, self._optimizer = maker.model, maker.loss, maker.optimizer
         self._maker, self._options = maker, maker.options
         # By what is known of a batch before anything is captured, and by the number of the capture.
-        self._variants: dict[tuple[Any, int], Variant] = {}
+        self._variants = Shapes(maker.options.max_shapes, maker.options.max_shapes_bytes)
         self._captures = 0
         self._recapture = Recapture()
         self._captured: Captured | None = None  # of the batch last trained
@@ -181,7 +191,7 @@ class Step:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """Run one step under observation and take it back: the bytes held at each op, what is alive at the peak."""
-        return max(self.trace_micro_batches(*batch), key=lambda trace: trace.peak_bytes)
+        return max(self.trace_micro_batches(*batch), key=lambda trace: trace.peak_with_workspace_bytes)
 
     def trace_micro_batches(self, *batch: Any) -> tuple[MemoryTrace, ...]:
         """The same of each micro-batch in turn; of one where the batch is taken whole."""
@@ -260,14 +270,13 @@ class Step:
             variant = self._maker.new(batch, list(known.values()))
             same = [at for at, one in known.items() if one.captured.signature == variant.captured.signature]
             for old in same or list(known)[: 1 - MAX_STATES]:
-                del self._variants[old]
+                self._variants.forget(old)
             at = (key, self._captures)
             self._captures += 1
         else:
-            variant = self._variants.pop(at)
-        self._variants[at] = variant  # at the end: used last
-        while len(self._variants) > MOST_VARIANTS:
-            self._variants.pop(next(iter(self._variants)))
+            variant = known[at]
+        known.clear()  # what is dropped now is freed
+        self._variants.keep(at, variant)
         self._last, self._captured = self._chosen(variant), variant.captured
         return self._last
 

@@ -19,10 +19,17 @@ _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 class Undo:
-    def __init__(self, *, random: bool) -> None:
+    def __init__(self, *, random: bool = False) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._random = torch.get_rng_state() if random else None
-        self._random_cuda = torch.cuda.get_rng_state_all() if random and torch.cuda.is_initialized() else []
+        self._random: torch.Tensor | None = None
+        self._random_cuda: list[torch.Tensor] = []
+        if random:
+            self.note_random()
+
+    def note_random(self) -> None:
+        """Called before random numbers are drawn."""
+        self._random = torch.get_rng_state()
+        self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def note(self, tensor: torch.Tensor) -> None:
         """Called before `tensor` changes."""

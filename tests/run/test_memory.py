@@ -67,8 +67,7 @@ def test_a_trace_is_the_plan_and_changes_nothing(updates: Updates, optimizer: Op
         assert len(ours.optimizer.state) == trained * 6
         assert found.peak_bytes == plan.peak_bytes
         assert found.persistent_bytes == plan.persistent_bytes
-        assert sum(a.n_bytes for a in found.alive) == found.peak_bytes
-        assert found.peak_with_workspace_bytes >= found.peak_bytes
+        assert sum(a.n_bytes for a in found.alive) == found.peak_with_workspace_bytes >= found.peak_bytes
         assert [op.name for op in found.ops].count(found.peak_op) == 1
         assert len(found.ops) == len(graph.ops)
         step(*batch())

@@ -256,7 +256,8 @@ def test_what_an_infeasible_names_works_for_the_planner_that_was_asked(planner: 
 def test_what_was_found_once_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = three_steps("dropout", memory="1GB")
     monkeypatch.setenv("EDGETRAIN_CACHE", str(tmp_path))
-    memory = (right.plan.peak_bytes * 2 + right.plan.persistent_bytes) // 3
+    kept = right.plan.persistent_bytes + right.plan.undo_bytes
+    memory = (right.plan.peak_bytes * 2 + kept) // 3
     found = three_steps("dropout", memory=memory)
     assert found.plan.recomputed
     assert_same(found, right)
