@@ -26,13 +26,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold
-from edgetrain.graph.ir import Phase
+from edgetrain.graph.ir import Atom, AtomSort, Phase, Value, one_nan
 
 aten = torch.ops.aten
 
 # Kernels that change running statistics without saying so in their schema: kind → positions of what they change.
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _HIDDEN_WRITES_TRAINING = 5  # position of their `training` flag
+_ATOMS: tuple[tuple[AtomSort, type], ...] = (
+    ("dtype", torch.dtype), ("memory_format", torch.memory_format), ("layout", torch.layout), ("device", torch.device),
+)  # fmt: skip
 _LIKE = (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
 
 
@@ -106,6 +109,7 @@ class Recorder(TorchDispatchMode):
         self._number_of: dict[int, int] = {}
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
+        self._inputs: list[torch.Tensor] = []
         self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
         # module made a node, and so which module a backward call belongs to.
@@ -129,6 +133,11 @@ class Recorder(TorchDispatchMode):
     def module(self) -> str:
         return self._stack[-1] if self._stack else ""
 
+    @property
+    def _where(self) -> str:
+        source = self._source()
+        return f"module {source}" if source else "the loss or the outermost forward"
+
     def fake_input(self, like: torch.Tensor) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
         with self.fake_mode:
@@ -136,6 +145,7 @@ class Recorder(TorchDispatchMode):
             if not _dense(like):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
         self._number(fake)
+        self._inputs.append(fake)
         return fake
 
     def channels_last(self, fake: torch.Tensor) -> torch.Tensor:
@@ -216,6 +226,8 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return self._lift(args[0])
         args, kwargs = self._swap(args), self._swap(kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._turn_in_place(func, args, kwargs)
         if self._relaid and func in _LIKE and "memory_format" not in kwargs and foretold.is_channels_last(args[0]):
             # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
             # would not be those that plain training draws, so what random kernels fill is contiguous.
@@ -227,6 +239,29 @@ class Recorder(TorchDispatchMode):
             return result
         self._note(func, args, kwargs, result)
         return result
+
+    def _turn_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`t.transpose_(0, 1)` and its like make a view, and the same Python object is that view from then on.
+
+        The tensor keeps its number under a copy of its old shape; the object gets the number of the view.
+        """
+        target = args[0]
+        if func is aten.detach_.default:
+            return target
+        number, view = self._number(target), out_of_place(func)
+        if view is None or self.outlives_step(target) or any(target is fake for fake in self._inputs):
+            raise UserError(
+                f"{self._where} changes the shape or the memory of a tensor in place ({func}), and a captured step "
+                "cannot follow that",
+                next_step=f"use the form that gives a new tensor: {func._schema.name.split('::')[1].rstrip('_')}",
+            )
+        before = aten.alias.default(target)
+        func(*args, **kwargs)
+        self.recording.fakes[number] = before
+        self._number_of[id(before)] = number
+        self._number_of.pop(id(target))
+        self._note(view, (before, *args[1:]), kwargs, target)
+        return target
 
     def _lift(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, FakeTensor):
@@ -279,7 +314,42 @@ class Recorder(TorchDispatchMode):
             return tuple(self._refs(item) for item in value)
         if isinstance(value, dict):
             return {key: self._refs(item) for key, item in value.items()}
+        try:
+            plain(value)
+        except TypeError:
+            raise UserError(
+                f"{self._where} calls an op with an argument of type {type(value).__name__}, which a graph cannot hold",
+                expected="tensors, numbers, strings and torch's own constants",
+                received=repr(value),
+            ) from None
         return value
+
+
+def plain(value: Any) -> Value:
+    """An argument as a graph holds it; TypeError for one that it cannot hold."""
+    if isinstance(value, float):
+        return one_nan(value)
+    if value is None or isinstance(value, bool | int | str | complex):
+        return value
+    for sort, kind in _ATOMS:
+        if isinstance(value, kind):
+            return Atom(sort, str(value).removeprefix("torch."))
+    raise TypeError(type(value).__name__)
+
+
+def out_of_place(func: Any) -> Any | None:
+    """The kernel that gives what an in-place one does as a new tensor, or as a view: the one of its name without the
+    underscore that takes the same arguments. Overloads of the two need not have the same name."""
+    name = func._schema.name.removeprefix("aten::")
+    packet = getattr(aten, name.removesuffix("_"), None)
+    if func.namespace != "aten" or not name.endswith("_") or name.endswith("__") or packet is None:
+        return None
+    wanted = _signature(func)
+    return next((f for f in (getattr(packet, o) for o in packet.overloads()) if _signature(f) == wanted), None)
+
+
+def _signature(func: Any) -> list[tuple[str, str, bool]]:
+    return [(a.name, str(a.type), a.kwarg_only) for a in func._schema.arguments]
 
 
 def _dense(tensor: torch.Tensor) -> bool:

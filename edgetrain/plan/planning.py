@@ -262,7 +262,7 @@ def _why_not_paged(task: Problem, made: Plan) -> str:
 def smallest_by(task: Problem, planner: Planner) -> tuple[tuple[int, ...], int]:
     """The smallest budget that a planner was found to keep, by bisection, and its order there."""
     best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
-    while high - low > SMALLEST_STEP * high:
+    while high - low > max(1, SMALLEST_STEP * high):  # in whole bytes
         middle = (low + high) // 2
         order = planner(task, middle)
         if order is None:
