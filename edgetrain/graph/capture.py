@@ -29,14 +29,15 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
+from torch.nn.parameter import is_lazy
 
 from edgetrain.errors import EdgetrainError, UserError
 from edgetrain.graph import cache, foretold, optimizers
 from edgetrain.graph.fingerprint import Walk, settings, surroundings
-from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor
+from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Role, Source, Storage, Tensor
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import evaluating
-from edgetrain.graph.record import Recorder, trace_backward
+from edgetrain.graph.record import Recorder, trace_backward, unsupported
 from edgetrain.graph.verify import verify
 
 Loss = Callable[..., torch.Tensor]
@@ -44,6 +45,7 @@ MemoryFormat = Literal["preserve", "channels_last"]
 Unused = Literal["error", "freeze"]
 
 _LABELS = "class labels (and other indices) must be int64: pass y.long()"
+_NO_VALUES = "its data is not allocated yet"
 # What a model's own code may change while it is captured, and what is then put back as it was.
 _PUT_BACK = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 
@@ -100,6 +102,7 @@ def capture(
 
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back."""
+    check_model(model)
     example = check_example(example)
     with evaluating(model):
         walk = _walk((model, "model"))
@@ -125,6 +128,7 @@ def capture_with_externals(
     use_cache: bool = True,
 ) -> Captured:
     """`capture`, and beside the graph what `compile` needs to bind tensors that only the loss knows."""
+    check_model(model)
     example = check_example(example)
     trained = optimizers.trained(optimizer)
     walk = _walk((model, "model"), (loss, "loss"))
@@ -166,7 +170,31 @@ def check_example(example: object) -> tuple[Any, ...]:
                 received=type(item).__name__,
                 next_step="pass nested batches as separate tensors, and put them together inside the loss",
             )
+        kind = unsupported(item) if isinstance(item, torch.Tensor) else None
+        if kind is not None:
+            raise UserError(
+                f"item {position} of the example is {kind}, which a captured step cannot hold",
+                expected=f"a dense tensor of {', '.join(ITEM_BYTES)}",
+                next_step="pass it dense (x.to_dense()), or its parts as tensors of their own",
+            )
     return tuple(example)
+
+
+def check_model(model: nn.Module) -> None:
+    """A model that can be captured: its parameters have shapes, and its code is Python."""
+    for name, module in model.named_modules():
+        held = (*module._parameters.values(), *module._buffers.values())
+        owner = name or type(module).__name__
+        if any(is_lazy(t) for t in held):
+            raise UserError(
+                f"module {owner} ({type(module).__name__}) is lazy: its parameters have no shape before it has run",
+                next_step="run the model once, with torch.no_grad(): model(x), and create the optimizer after that",
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UserError(
+                f"module {owner} is compiled by TorchScript, and its ops cannot be seen from Python",
+                next_step="pass the model as it was before torch.jit.script or torch.jit.trace",
+            )
 
 
 def _walk(*roots: tuple[Any, str]) -> Walk:
@@ -493,8 +521,10 @@ def _unreached(names: list[str]) -> UserError:
 
 def _explain(error: Exception, module: str, model: str) -> UserError:
     where = f"module {module}" if module else f"the loss or the outermost forward of {model}"
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        op = getattr(error, "func", error)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    values = _NO_VALUES in first  # read in C++
+    if values or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        op = getattr(error, "func", "its memory is read")
         return UserError(
             f"{where} decides by the values of a tensor ({op}), which a step captured once cannot follow",
             expected="control flow and shapes that depend on shapes and settings alone",
@@ -502,7 +532,6 @@ def _explain(error: Exception, module: str, model: str) -> UserError:
         )
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     labels = "Expected dtype int32/int64 for index" in first
     return ExampleRefused(
         where,

@@ -56,8 +56,8 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _known(func, args, kwargs)
     if _learnt and (seen := _learnt.get(key_of(str(func), args, kwargs))):
         results = [result] if isinstance(result, torch.Tensor) else list(result)
-        for position, found in seen.items():
-            results[position] = _laid_out(results[position], found)
+        for position, layout in seen.items():
+            results[position] = _laid_out(results[position], layout)
         return results[0] if isinstance(result, torch.Tensor) else tuple(results)
     return result
 
@@ -68,17 +68,23 @@ def key_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return repr((kind, _text(args), sorted((name, _text(value)) for name, value in kwargs.items())))
 
 
+def found(real: torch.Tensor) -> Found:
+    """How a tensor that a kernel gave lies in memory."""
+    name = str(real.dtype).removeprefix("torch.")
+    return tuple(real.shape), real.stride(), name, real.untyped_storage().nbytes()
+
+
 def learn(key: str, outputs: Mapping[int, Found]) -> bool:
     """Note what a kernel gave. False if that is no help: it was known, or the same call gave something else before."""
     known = _learnt.setdefault(key, {})
-    new = {position: found for position, found in outputs.items() if position not in known}
+    new = {position: layout for position, layout in outputs.items() if position not in known}
     known.update(new)
-    return bool(new) and all(known[position] == found for position, found in outputs.items())
+    return bool(new) and all(known[position] == layout for position, layout in outputs.items())
 
 
 def learnt() -> str:
     """All that was learnt, as one text: a graph depends on it."""
-    return repr(sorted((key, sorted(found.items())) for key, found in _learnt.items()))
+    return repr(sorted((key, sorted(layouts.items())) for key, layouts in _learnt.items()))
 
 
 def _text(value: Any) -> Any:
@@ -94,14 +100,16 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, bool | int | str | None) else str(value).removeprefix("torch.")
 
 
-def _laid_out(like: torch.Tensor, found: Found) -> torch.Tensor:
-    shape, stride, name, n_bytes = found
+def _laid_out(like: torch.Tensor, layout: Found) -> torch.Tensor:
+    shape, stride, name, n_bytes = layout
     dtype: torch.dtype = getattr(torch, name)
     room = torch.empty(-(-n_bytes // dtype.itemsize), dtype=dtype, device=like.device)
     return room.as_strided(shape, stride)
 
 
 def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is aten._ctc_loss.default:
+        return _ctc_loss(args[0], args[1], (args[2], args[3]))
     if func in _AS_PRODUCT:
         return aten.mul.Tensor(*(a for a in args if isinstance(a, torch.Tensor)))
     result = func(*args, **kwargs)
@@ -113,6 +121,19 @@ def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _AS_INPUT:
         return torch.empty_like(args[1], memory_format=suggest_memory_format(args[1])), *result[1:]
     return result
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: tuple[Sequence[int], Sequence[int]]) -> Any:
+    """The loss of each sample, and the table that its backward reads; as the lengths are numbers, its shape is known.
+
+    The backward checks nothing, so what the forward would refuse is refused here.
+    """
+    steps, samples = log_probs.shape[:2]
+    longest = max(lengths[1], default=0)
+    room = len(targets) >= sum(lengths[1]) if targets.dim() == 1 else targets.shape[1] >= longest
+    if {len(lengths[0]), len(lengths[1])} != {samples} or not room or max(lengths[0], default=0) > steps:
+        raise ValueError(f"ctc_loss: the lengths do not fit {samples} samples of {steps} steps and their targets")
+    return log_probs.new_empty(samples), log_probs.new_empty(samples, steps, 2 * longest + 1)
 
 
 def _each(result: Any, change: Any) -> Any:

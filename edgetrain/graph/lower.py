@@ -169,6 +169,11 @@ def _fills_storage(fake: torch.Tensor) -> bool:
     return dense and fake.untyped_storage().nbytes() == fake.numel() * fake.element_size()
 
 
+def _is_lazy(fake: torch.Tensor) -> bool:
+    """Its values are the conjugates or the negatives of what lies in memory."""
+    return bool(fake.is_conj() or fake.is_neg())
+
+
 def with_defaults(call: RawCall) -> tuple[Any, ...]:
     """All positional arguments: what a call leaves to its default, its out-of-place form may ask for."""
     rest = call.func._schema.arguments[len(call.args) :]
@@ -275,7 +280,7 @@ class _Builder:
         source, copy = call.args[0].tensor, call.outputs[0]
         if copy is None or self.recording.fakes[source].stride() != self.recording.fakes[copy].stride():
             return False
-        if not _fills_storage(self.recording.fakes[source]):
+        if not _fills_storage(self.recording.fakes[source]) or _is_lazy(self.recording.fakes[source]):
             return False
         return not {self.recording.storage(source), self.recording.storage(copy)} & self.changed
 

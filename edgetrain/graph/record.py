@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold
-from edgetrain.graph.ir import Atom, AtomSort, Phase, Value, one_nan
+from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 
 aten = torch.ops.aten
 
@@ -83,7 +83,8 @@ def _without_their_log() -> Iterator[None]:
 
 
 class _ValuesRefused(TorchFunctionMode):
-    """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge."""
+    """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge. What writes
+    it so is computed by kernels."""
 
     _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
@@ -93,7 +94,18 @@ class _ValuesRefused(TorchFunctionMode):
         if func in self._READERS:
             name: Any = f"Tensor.{func.__name__}"
             raise DataDependentOutputException(name)
+        if func is nn.functional.ctc_loss and not isinstance(args[3], torch.Tensor):
+            return _ctc_loss(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, **options: Any) -> torch.Tensor:
+    """The mean as kernels: PyTorch writes the lengths into a new tensor in C++. The rest is its arithmetic."""
+    if options.get("reduction") != "mean":
+        return nn.functional.ctc_loss(log_probs, targets, steps, lengths, **options)
+    losses = nn.functional.ctc_loss(log_probs, targets, steps, lengths, **{**options, "reduction": "none"})
+    divisors = torch.tensor(lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)
+    return (losses / divisors).mean()
 
 
 class Recorder(TorchDispatchMode):
@@ -110,6 +122,7 @@ class Recorder(TorchDispatchMode):
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
         self._inputs: list[torch.Tensor] = []
+        self._generator = torch.empty(0)  # its state when recording begins
         self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
         # module made a node, and so which module a backward call belongs to.
@@ -123,6 +136,7 @@ class Recorder(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave)
         try:
+            self._generator = torch.default_generator.get_state()
             with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
                 yield
         finally:
@@ -172,13 +186,24 @@ class Recorder(TorchDispatchMode):
     def _number(self, fake: torch.Tensor) -> int:
         known = self._number_of.get(id(fake))
         if known is None:
+            self._refuse_kind(fake)
             known = self._number_of[id(fake)] = len(self.recording.fakes)
             self.recording.fakes.append(fake)
         return known
 
+    def _refuse_kind(self, tensor: torch.Tensor) -> None:
+        kind = unsupported(tensor)
+        if kind is not None:
+            raise UserError(
+                f"{self._where} works with {kind}, which a captured step cannot hold",
+                expected=f"dense tensors of {', '.join(ITEM_BYTES)}",
+                next_step="use a dense form; for nn.Embedding and nn.EmbeddingBag that is sparse=False",
+            )
+
     def _fake(self, real: torch.Tensor) -> torch.Tensor:
         found = self._fake_of_real.get(id(real))
         if found is None:
+            self._refuse_kind(real)
             with _disable_current_modes():
                 plain = real.detach()
             fake = self.fake_mode.from_tensor(plain, static_shapes=True)
@@ -282,6 +307,8 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._refuse_seeding()
         written = {self._number(t) for t in _written(func, args, kwargs)}
         single = isinstance(result, torch.Tensor)
         results = [result] if single else list(result) if isinstance(result, list | tuple) else []
@@ -300,6 +327,17 @@ class Recorder(TorchDispatchMode):
                 module=self._source(),
             )
         )
+
+    def _refuse_seeding(self) -> None:
+        """Capture draws nothing, so whoever finds the generator changed, where numbers are drawn, has set it."""
+        with _disable_current_modes():
+            same = torch.equal(self._generator, torch.default_generator.get_state())
+        if not same:
+            raise UserError(
+                f"{self._where} sets the state of torch's random generator, which a captured step would not do again",
+                expected="random numbers of the generator as it is when the step is called",
+                next_step="call torch.manual_seed outside of the model and the loss",
+            )
 
     def _refs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -335,6 +373,15 @@ def plain(value: Any) -> Value:
         if isinstance(value, kind):
             return Atom(sort, str(value).removeprefix("torch."))
     raise TypeError(type(value).__name__)
+
+
+def unsupported(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that no graph can hold, in words."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a sparse tensor ({tensor.layout})"
+    return None if str(tensor.dtype).removeprefix("torch.") in ITEM_BYTES else f"a tensor of type {tensor.dtype}"
 
 
 def out_of_place(func: Any) -> Any | None:

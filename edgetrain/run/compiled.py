@@ -289,12 +289,7 @@ class CompiledStep:
             return False
         positions = [position for position, t in enumerate(op.outputs) if t is not None]
         args, kwargs = (_with_tensors(self.graph, value) for value in (op.args, tuple(op.kwargs)))
-        found = {
-            position: (
-                tuple(real.shape), real.stride(), str(real.dtype).removeprefix("torch."), real.untyped_storage().nbytes()
-            )
-            for position, real in zip(positions, made, strict=True)
-        }  # fmt: skip
+        found = {position: foretold.found(real) for position, real in zip(positions, made, strict=True)}
         return foretold.learn(foretold.key_of(op.kind, args, dict(kwargs)), found)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from torch import nn
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph import optimizers
-from edgetrain.graph.capture import Unused, check_example
+from edgetrain.graph.capture import Unused, check_example, check_model
 from edgetrain.graph.fingerprint import settings
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.modes import evaluating
@@ -104,6 +104,7 @@ def prepare(
         None if process_memory is None else parse_bytes(process_memory),
         planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow, micro_batches, allow_inexact,
     )  # fmt: skip
+    check_model(model)
     step = Step(StepMaker(model, loss, optimizer, options))
     step.of_shape(*check_example(example))
     return step
@@ -277,7 +278,7 @@ class Step:
                 )  # fmt: skip
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep | MicroStep], T]) -> T:
-        """Where kernels lay results out otherwise than capture predicted, capture again with what was learnt from it."""
+        """Where kernels lay results out otherwise than predicted, capture again with what was learnt from it."""
         captures = 0
         while True:
             captures += 1
