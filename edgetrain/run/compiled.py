@@ -496,6 +496,8 @@ def _with_tensors(graph: Graph, value: Value) -> Any:
 
 
 def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:
-    """The strides that matter: one along a dimension of a single element is never taken."""
+    """The strides that matter: one along a dimension of a single element is never taken, of no element none."""
+    if 0 in tensor.shape:
+        return ()
     stride = tensor.stride if isinstance(tensor, Tensor) else tensor.stride()
     return tuple(step for step, n in zip(stride, tensor.shape, strict=True) if n > 1)
