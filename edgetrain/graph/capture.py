@@ -528,7 +528,8 @@ def _explain(error: Exception, module: str, model: str) -> UserError:
         return UserError(
             f"{where} decides by the values of a tensor ({op}), which a step captured once cannot follow",
             expected="control flow and shapes that depend on shapes and settings alone",
-            next_step="replace `if tensor:`, .item(), .tolist() or masked indexing by torch.where or a mask",
+            next_step="replace `if tensor:`, .item(), .tolist() or masked indexing by torch.where or a mask; give "
+            "torch's own layers what they would look for (is_causal=, validate_args=False)",
         )
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))

@@ -274,7 +274,8 @@ class Recorder(TorchDispatchMode):
         if func is aten.detach_.default:
             return target
         number, view = self._number(target), out_of_place(func)
-        if view is None or self.outlives_step(target) or any(target is fake for fake in self._inputs):
+        is_view = view is not None and view._schema.returns[0].alias_info is not None
+        if not is_view or self.outlives_step(target) or any(target is fake for fake in self._inputs):
             raise UserError(
                 f"{self._where} changes the shape or the memory of a tensor in place ({func}), and a captured step "
                 "cannot follow that",

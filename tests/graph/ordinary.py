@@ -23,21 +23,25 @@ from edgetrain.errors import Infeasible, UserError
 STEPS = 2
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 SEED = 1
+_ITEMS = (Tensor, bool, int, float, str, type(None))  # what a batch may hold
 
 
 class Scaled(nn.Module):
     """A module whose inputs are trained too, by one factor; so there is something to train in each."""
 
-    def __init__(self, name: str, module: nn.Module, spec: Any, scaled: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, name: str, module: nn.Module, leaves: Sequence[Any], spec: Any, dtype: torch.dtype) -> None:
         super().__init__()
         self.add_module(name, module)
-        self.inner, self.spec, self.scaled = name, spec, tuple(scaled)
-        self.scale = nn.Parameter(torch.tensor(0.95, dtype=dtype), requires_grad=bool(scaled))
+        self.called, self.spec = name, spec
+        self.fixed = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, _ITEMS)}
+        self.scaled = tuple(n for n, t in enumerate(leaves) if _is_trained(t, dtype))
+        self.scale = nn.Parameter(torch.tensor(0.95, dtype=dtype), requires_grad=bool(self.scaled))
 
-    def forward(self, *leaves: Any) -> Any:
+    def forward(self, *batch: Any) -> Any:
+        leaves = [self.fixed.get(place, leaf) for place, leaf in enumerate(batch)]
         given = [leaf * self.scale if place in self.scaled else leaf for place, leaf in enumerate(leaves)]
         args, kwargs = _pytree.tree_unflatten(given, self.spec)
-        return getattr(self, self.inner)(*args, **kwargs)
+        return getattr(self, self.called)(*args, **kwargs)
 
 
 def mean_square(model: nn.Module, *batch: Any) -> Tensor:
@@ -67,10 +71,14 @@ class Case:
 
 
 def case(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Case:
+    """The tensors among the arguments are the batch; those that need a gradient are trained through a factor."""
     leaves, spec = _pytree.tree_flatten((args, kwargs))
-    scaled = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and t.dtype == dtype and t.requires_grad]
-    batch = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return Case(name, Scaled(name, module, spec, scaled, dtype), batch, dtype)
+    batch = tuple(t.detach() if isinstance(t, Tensor) else t if isinstance(t, _ITEMS) else None for t in leaves)
+    return Case(name, Scaled(name, module, leaves, spec, dtype), batch, dtype)
+
+
+def _is_trained(leaf: Any, dtype: torch.dtype) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype == dtype and leaf.requires_grad
 
 
 def plainly(of: Case) -> Snapshot | None:
@@ -125,7 +133,7 @@ def smallest_bytes(of: Case) -> int:
 
 
 def outcome(of: Case, *, budget: bool = True) -> str | UserError | None:
-    """"bitwise" or "rounding", all kept and in the smallest budget; or why it is refused. None: plain PyTorch itself
+    """'bitwise' or 'rounding', all kept and in the smallest budget; or why it is refused. None: plain PyTorch itself
     cannot train it."""
     right = plainly(of)
     if right is None:
