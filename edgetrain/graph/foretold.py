@@ -21,9 +21,9 @@ from edgetrain.graph import ir
 
 aten = torch.ops.aten
 
-Found = tuple[tuple[int, ...], tuple[int, ...], str, int]  # shape, strides, type, bytes of the storage
+Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]  # shape, strides, type, bytes of the storage
 # A call (`key_of`) → output → what the kernel was seen to give there.
-_learnt: dict[str, dict[int, Found]] = {}
+_learnt: dict[str, dict[int, Layout]] = {}
 
 # Element by element, and laid out as the first argument (as any product is); the fake follows the second.
 _AS_PRODUCT = (
@@ -68,13 +68,13 @@ def key_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return repr((kind, _text(args), sorted((name, _text(value)) for name, value in kwargs.items())))
 
 
-def found(real: torch.Tensor) -> Found:
+def layout_of(real: torch.Tensor) -> Layout:
     """How a tensor that a kernel gave lies in memory."""
     name = str(real.dtype).removeprefix("torch.")
     return tuple(real.shape), real.stride(), name, real.untyped_storage().nbytes()
 
 
-def learn(key: str, outputs: Mapping[int, Found]) -> bool:
+def learn(key: str, outputs: Mapping[int, Layout]) -> bool:
     """Note what a kernel gave. False if that is no help: it was known, or the same call gave something else before."""
     known = _learnt.setdefault(key, {})
     new = {position: layout for position, layout in outputs.items() if position not in known}
@@ -100,7 +100,7 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, bool | int | str | None) else str(value).removeprefix("torch.")
 
 
-def _laid_out(like: torch.Tensor, layout: Found) -> torch.Tensor:
+def _laid_out(like: torch.Tensor, layout: Layout) -> torch.Tensor:
     shape, stride, name, n_bytes = layout
     dtype: torch.dtype = getattr(torch, name)
     room = torch.empty(-(-n_bytes // dtype.itemsize), dtype=dtype, device=like.device)

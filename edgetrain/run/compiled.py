@@ -289,8 +289,8 @@ class CompiledStep:
             return False
         positions = [position for position, t in enumerate(op.outputs) if t is not None]
         args, kwargs = (_with_tensors(self.graph, value) for value in (op.args, tuple(op.kwargs)))
-        found = {position: foretold.found(real) for position, real in zip(positions, made, strict=True)}
-        return foretold.learn(foretold.key_of(op.kind, args, dict(kwargs)), found)
+        measured = {position: foretold.layout_of(real) for position, real in zip(positions, made, strict=True)}
+        return foretold.learn(foretold.key_of(op.kind, args, dict(kwargs)), measured)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""

@@ -67,6 +67,8 @@ def test_few_ops_are_refused() -> None:
     assert sum(isinstance(result, UserError) for result in found) <= 4
 
 
+ROWS = torch.arange(12).reshape(3, 4) % 9
+LENGTHS: Any = ((5, 5, 5), (2, 1, 2))
 X = torch.rand(3, 5, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
 # Functions of a batch of three sequences of five steps, in float32, with the layers that they take.
 TRAINED: dict[str, tuple[Callable[..., Any], Callable[[], list[nn.Module]]]] = {
@@ -89,7 +91,7 @@ TRAINED: dict[str, tuple[Callable[..., Any], Callable[[], list[nn.Module]]]] = {
     "turned in place": (lambda x: (x * 2).transpose_(0, 1).unsqueeze_(0).squeeze_(0).mul_(3).add(x.mT[0, 0, 0]), list),
     "turned and read before": (lambda x: _turned_between(x * 1), list),
     "fold": (lambda x: F.fold(F.unfold(x[:, None], 2), (5, 8), 2), list),
-    "ctc": (lambda x: F.ctc_loss(x.transpose(0, 1).log_softmax(-1), ROWS[:, :2] + 1, (5, 5, 5), (2, 1, 2)), list),
+    "ctc": (lambda x: F.ctc_loss(x.transpose(0, 1).log_softmax(-1), ROWS[:, :2] + 1, *LENGTHS), list),
     "gradient in the loss": (lambda x: torch.func.grad(lambda r: (r**3).sum())(x), list),
     "attention": (
         lambda x, m: m(x, x, x, need_weights=False)[0], lambda: [nn.MultiheadAttention(8, 2, batch_first=True)],
@@ -97,7 +99,6 @@ TRAINED: dict[str, tuple[Callable[..., Any], Callable[[], list[nn.Module]]]] = {
     "solve": (lambda x: torch.linalg.solve(x[:, :4, :4] + 5 * torch.eye(4), x[:, :4]), list),
     "masked product": (lambda x: (x / 2 + 0.7).cumprod(1).prod(2), list),
 }  # fmt: skip
-ROWS = torch.arange(12).reshape(3, 4) % 9
 
 
 def _turned_between(x: Tensor) -> Tensor:
