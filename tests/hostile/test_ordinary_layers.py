@@ -34,7 +34,7 @@ class Function(nn.Module):
 
     def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
         super().__init__()
-        self.function, self.parts = function, nn.ModuleList(parts)
+        self.function, self.parts, self.about = function, nn.ModuleList(parts), ""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, *self.parts, **kwargs)
@@ -52,6 +52,7 @@ def drawn(seed: int) -> tuple[str, Case]:
         if samples:
             given = choice.choice(samples)
             module = Function(op.get_op())
+            module.about = f"{op.name}.{op.variant_test_name}"  # torch's lambdas of one file have all the same name
             return op.name, case("op", module, (given.input, *given.args), dict(given.kwargs), torch.float64)
 
 
