@@ -29,6 +29,8 @@ TESTS = (
     "tests/plan/test_random_programs_under_fire.py",
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
+    "tests/graph/test_module_db.py",
+    "tests/hostile/test_ordinary_layers.py",
     "tests/firmware/test_firmware_random_nets.py",
     "tests/hostile/test_bad_options.py",
     "tests/hostile/test_bad_files.py",

@@ -5,11 +5,14 @@ found again in another graph.
 
 Values do not matter to the time, so tensors are cut from one pool of numbers between ¼ and ¾, which are probabilities
 too (0 for whole numbers, which may be indices; true for truth values). Parameters and buffers that are there already
-are read where they lie (`Live`): a copy of the largest weight may be more than the step itself takes.
+are read where they lie (`Live`): a copy of the largest weight may be more than the step itself takes. A kernel that
+refuses what it is given, perhaps because another one has written into the pool, is given the numbers of the start, and
+then identity matrices and 1 for whole numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Set
@@ -109,8 +112,8 @@ class Pool:
                 continue
             offset = starts[tensor.storage] // ITEM_BYTES[tensor.dtype] + tensor.offset
             found[t] = torch.as_strided(self._buffers[_kind(graph, t)], tensor.shape, tensor.stride, offset)
-            if tensor.storage in own and 0 not in tensor.stride and tensor.dtype != "bool":
-                found[t].fill_(HALF if found[t].is_floating_point() or found[t].is_complex() else 0)
+            if tensor.storage in own:
+                _half(found[t])
         return found
 
     def _fit(self, need: Mapping[tuple[str, str], int], most_bytes: int | None) -> None:
@@ -188,7 +191,33 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
     kernel = call.resolve(kind)
     given = [_real(a, tensors) for a in args]
     named = {name: _real(value, tensors) for name, value in kwargs.items()}
-    return lambda: kernel(*given, **named)
+
+    def work() -> object:
+        try:
+            return kernel(*given, **named)
+        except Exception as error:
+            for fill in (_half, _unit):
+                with contextlib.suppress(Exception):
+                    for tensor in tensors.values():
+                        fill(tensor)
+                    return kernel(*given, **named)
+            raise error
+
+    return work
+
+
+def _half(tensor: torch.Tensor) -> None:
+    if 0 not in tensor.stride() and tensor.dtype != torch.bool:
+        tensor.fill_(HALF if tensor.is_floating_point() or tensor.is_complex() else 0)
+
+
+def _unit(tensor: torch.Tensor) -> None:
+    if 0 in tensor.stride() or tensor.dtype == torch.bool:
+        return
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        tensor.fill_(1)
+    elif tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2]:
+        tensor.copy_(torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device).expand_as(tensor))
 
 
 def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratch: bool) -> Callable[[], object]:

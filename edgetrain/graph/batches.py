@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from edgetrain.errors import UserError
+from edgetrain.graph.ir import ITEM_BYTES
 from edgetrain.ranges import shown
 
 _NESTED = "pass nested batches as separate tensors, and put them together inside the loss"
@@ -32,6 +34,18 @@ def check_model(model: object, loss: object) -> None:
             "a step is captured with a loss", expected="a function of the model and a batch: loss(model, *batch)",
             received=shown(loss), next_step="write lambda model, x, y: F.cross_entropy(model(x), y), say",
         )  # fmt: skip
+    check_parameters(model)
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Refuse a model whose parameters have no shape yet."""
+    for name, module in model.named_modules():
+        if any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values())):
+            raise UserError(
+                f"module {name or type(module).__name__} ({type(module).__name__}) is lazy: its parameters have no "
+                "shape before it has run",
+                next_step="run the model once, with torch.no_grad(): model(x), and create the optimizer after that",
+            )
 
 
 def check_item(position: int, item: object) -> None:
@@ -54,6 +68,11 @@ def check_item(position: int, item: object) -> None:
             received=f"{item.layout}" if item.layout != torch.strided else f"{kind} tensor",
             next_step="pass .to_dense(), or .dequantize()",
         )
+    if _name(item.dtype) not in ITEM_BYTES:
+        raise UserError(
+            f"item {position} of the batch has a type that a step cannot hold",
+            expected=f"one of {', '.join(ITEM_BYTES)}", received=str(item.dtype), next_step="pass it as another type",
+        )  # fmt: skip
     if item.dim() and not len(item):
         raise UserError(
             f"item {position} of the batch holds no sample", expected="one sample or more",

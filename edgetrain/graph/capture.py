@@ -53,6 +53,7 @@ Unused = Literal["error", "freeze"]
 
 _LABELS = "class labels (and other indices) must be int64: pass y.long()"
 T = TypeVar("T")
+_NO_VALUES = "its data is not allocated yet"
 
 
 class ExampleRefused(UserError):
@@ -118,6 +119,7 @@ def capture(
 
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back. use_cache: as in `capture`."""
+    batches.check_parameters(model)
     example = check_example(example)
     return surely(lambda: _captured_inference(model, example), Surroundings(model).put_back)
 
@@ -542,16 +544,18 @@ def _unreached(names: list[str]) -> UserError:
 
 def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[Any]) -> UserError:
     where = f"module {module}" if module else f"the loss or the outermost forward of {type(model).__name__}"
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        op = getattr(error, "func", error)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    values = _NO_VALUES in first  # read in C++
+    if values or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        op = getattr(error, "func", "its memory is read")
         return UserError(
             f"{where} decides by the values of a tensor ({op}), which a step captured once cannot follow",
             expected="control flow and shapes that depend on shapes and settings alone",
-            next_step="replace `if tensor:`, .item(), .tolist() or masked indexing by torch.where or a mask",
+            next_step="replace `if tensor:`, .item(), .tolist() or masked indexing by torch.where or a mask; give "
+            "torch's own layers what they would look for (is_causal=, validate_args=False)",
         )
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     labels = "Expected dtype int32/int64 for index" in first
     return ExampleRefused(
         where,

@@ -11,17 +11,19 @@ it runs; and what it finds is learnt, so that the next capture is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from edgetrain.graph import ir
+
 aten = torch.ops.aten
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, type
-# Kind and layouts of the arguments → output → the strides that the kernel was seen to give it.
-_learnt: dict[tuple[str, tuple[Layout, ...]], dict[int, tuple[int, ...]]] = {}
+Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]  # shape, strides, type, bytes of the storage
+# A call (`key_of`) → output → what the kernel was seen to give there.
+_learnt: dict[str, dict[int, Layout]] = {}
 MAX_LEARNT = 4096  # calls; the oldest is dropped, and learnt again where it comes again
 
 # Element by element, and laid out as the first argument (as any product is); the fake follows the second.
@@ -53,49 +55,64 @@ _NORMS = {
 
 def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _known(func, args, kwargs)
-    if _learnt and (seen := _learnt.get((str(func), _layouts((*args, *kwargs.values()))))):
+    if _learnt and (seen := _learnt.get(key_of(str(func), args, kwargs))):
         results = [result] if isinstance(result, torch.Tensor) else list(result)
-        for position, stride in seen.items():
-            results[position] = _with_stride(results[position], stride)
+        for position, layout in seen.items():
+            results[position] = _laid_out(results[position], layout)
         return results[0] if isinstance(result, torch.Tensor) else tuple(results)
     return result
 
 
-def learn(kind: str, inputs: tuple[Layout, ...], outputs: Mapping[int, tuple[int, ...]]) -> bool:
-    """Note the strides that a kernel gave to its outputs. False if that was known: noting it again is no help."""
-    known = _learnt.setdefault((kind, tuple(dict.fromkeys(inputs))), {})
-    new = any(known.get(position) != stride for position, stride in outputs.items())
-    known.update(outputs)
+def key_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The same for calls that a kernel answers with the same layouts: shapes, strides and types of the tensors, and all
+    other arguments. They are those of a recording or, with `Tensor` in the place of `Ref`, those of a graph."""
+    return repr((kind, _text(args), sorted((name, _text(value)) for name, value in kwargs.items())))
+
+
+def layout_of(real: torch.Tensor) -> Layout:
+    """How a tensor that a kernel gave lies in memory."""
+    name = str(real.dtype).removeprefix("torch.")
+    return tuple(real.shape), real.stride(), name, real.untyped_storage().nbytes()
+
+
+def learn(key: str, outputs: Mapping[int, Layout]) -> bool:
+    """Note what a kernel gave. False if that is no help: it was known, or the same call gave something else before."""
+    known = _learnt.setdefault(key, {})
+    new = {position: layout for position, layout in outputs.items() if position not in known}
+    known.update(new)
     while len(_learnt) > MAX_LEARNT:
         _learnt.pop(next(iter(_learnt)))
-    return new
+    return bool(new) and all(known[position] == layout for position, layout in outputs.items())
 
 
 def learnt() -> str:
     """All that was learnt, as one text: a graph depends on it."""
-    return repr(sorted((key, sorted(strides.items())) for key, strides in _learnt.items()))
+    return repr(sorted((key, sorted(layouts.items())) for key, layouts in _learnt.items()))
 
 
-def _layouts(value: Any) -> tuple[Layout, ...]:
-    """The layouts of the tensors among the arguments, each once, in order."""
-    return tuple(
-        dict.fromkeys((tuple(t.shape), t.stride(), str(t.dtype).removeprefix("torch.")) for t in _tensors(value))
-    )
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _text(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+        return tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch.")
+    if isinstance(value, ir.Tensor):
+        return value.shape, value.stride, value.dtype
+    if isinstance(value, ir.Atom):
+        return value.name
+    if isinstance(value, list | tuple):
+        # Truth values alone say which results are asked for; each of them is laid out alike whatever the others are.
+        return () if value and all(isinstance(item, bool) for item in value) else tuple(_text(item) for item in value)
+    return value if isinstance(value, bool | int | str | None) else str(value).removeprefix("torch.")
 
 
-def _with_stride(like: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(like.shape, stride, dtype=like.dtype, device=like.device)
+def _laid_out(like: torch.Tensor, layout: Layout) -> torch.Tensor:
+    shape, stride, name, n_bytes = layout
+    dtype: torch.dtype = getattr(torch, name)
+    room = torch.empty(-(-n_bytes // dtype.itemsize), dtype=dtype, device=like.device)
+    return room.as_strided(shape, stride)
 
 
 def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is aten._ctc_loss.default:
+        return _ctc_loss(args[0], args[1], (args[2], args[3]))
     if func in _AS_PRODUCT:
         return aten.mul.Tensor(*(a for a in args if isinstance(a, torch.Tensor)))
     result = func(*args, **kwargs)
@@ -107,6 +124,19 @@ def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _AS_INPUT:
         return torch.empty_like(args[1], memory_format=suggest_memory_format(args[1])), *result[1:]
     return result
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: tuple[Sequence[int], Sequence[int]]) -> Any:
+    """The loss of each sample, and the table that its backward reads; as the lengths are numbers, its shape is known.
+
+    The backward checks nothing, so what the forward would refuse is refused here.
+    """
+    steps, samples = log_probs.shape[:2]
+    longest = max(lengths[1], default=0)
+    room = len(targets) >= sum(lengths[1]) if targets.dim() == 1 else targets.shape[1] >= longest
+    if {len(lengths[0]), len(lengths[1])} != {samples} or not room or max(lengths[0], default=0) > steps:
+        raise ValueError(f"ctc_loss: the lengths do not fit {samples} samples of {steps} steps and their targets")
+    return log_probs.new_empty(samples), log_probs.new_empty(samples, steps, 2 * longest + 1)
 
 
 def _each(result: Any, change: Any) -> Any:

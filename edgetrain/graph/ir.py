@@ -33,6 +33,7 @@ SCHEMA = 1
 
 Role = Literal["parameter", "buffer", "state", "input", "constant", "activation", "gradient"]
 Phase = Literal["forward", "backward", "update"]
+AtomSort = Literal["dtype", "memory_format", "layout", "device"]
 Sort = Literal["parameter", "buffer", "optimizer", "state", "input", "external", "constant"]
 SORTS: tuple[Sort, ...] = ("parameter", "buffer", "optimizer", "state", "input", "external", "constant")
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient")
@@ -60,11 +61,11 @@ class Ref:
 class Atom:
     """A torch constant in the arguments of an op: `Atom("dtype", "float32")`."""
 
-    sort: Literal["dtype", "memory_format", "layout", "device"]
+    sort: AtomSort
     name: str
 
 
-Scalar = bool | int | float | str | None
+Scalar = bool | int | float | complex | str | None
 Value = Scalar | Ref | Atom | tuple["Value", ...]
 
 
@@ -255,6 +256,8 @@ def _value_to_json(value: Value) -> Any:
         return [_value_to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": [repr(value.real), repr(value.imag)]}
     return value
 
 
@@ -267,6 +270,9 @@ def _value_from_json(data: Any) -> Value:
             return Ref(_int(name))
         if sort == "float":
             return one_nan(float(name))
+        if sort == "complex":
+            real, imaginary = name
+            return complex(float(real), float(imaginary))
         if sort not in ("dtype", "memory_format", "layout", "device") or not re.fullmatch(r"[\w:]+", name):
             raise ValueError(f"unknown argument {data!r}")
         return Atom(sort, name)

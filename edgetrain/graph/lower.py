@@ -20,21 +20,21 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from edgetrain.errors import InternalError
-from edgetrain.graph.ir import Atom, Op, Ref, Role, Storage, Tensor, Value, one_nan, replace_refs
-from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording
+from edgetrain.graph import foretold
+from edgetrain.graph.ir import Op, Ref, Role, Storage, Tensor, Value, replace_refs
+from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording, out_of_place, plain
 
 aten = torch.ops.aten
 
 # Losses whose kernel computes all elements into its result, reduces them, and shrinks the result to a scalar that still
 # holds the storage of all elements.
 _OVERSIZED = ("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy", "aten::soft_margin_loss")
-_OUT_OF_PLACE = {"bernoulli_.float": "bernoulli.p", "copy_.default": "copy.default"}
 
 
 @dataclass
@@ -142,33 +142,36 @@ def _must_stay_in_place(
         others = (t for t in sharing[recording.storage(target)] if t != target)
         if any(made_at.get(t, -1) < number < last_read.get(t, -1) for t in others):
             return True
-        return out_of_place(recorder, call) is None
+        return _new_instead(recorder, call) is None
 
     return {number for number, call in enumerate(calls) if call.writes and stays(number, call)}
 
 
-def out_of_place(recorder: Recorder, call: RawCall) -> Any | None:
+def _new_instead(recorder: Recorder, call: RawCall) -> Any | None:
     """The kernel that gives the result of an in-place call as a new tensor of the same type and layout, if any."""
     target = recorder.recording.fakes[call.writes[0]]
-    if not _fills_storage(target) or not isinstance(call.args[0], RawRef):
+    first = call.args[0] if call.args else None
+    if not _fills_storage(target) or not isinstance(first, RawRef) or first.tensor != call.writes[0]:
         return None
-    name, overload = call.func._schema.name.removeprefix("aten::"), call.func._overloadname
-    if call.func.namespace != "aten" or not name.endswith("_") or call.args[0].tensor != call.writes[0]:
+    kernel = out_of_place(call.func)
+    if kernel is None:
         return None
-    name, overload = _OUT_OF_PLACE.get(f"{name}.{overload}", f"{name[:-1]}.{overload}").split(".")
-    found = getattr(getattr(aten, name, None), overload, None)
-    if found is None:
-        return None
-    with recorder.fake_mode:
-        result = found(*_fakes(recorder, with_defaults(call)), **_fakes(recorder, call.kwargs))
-    same = (result.dtype, result.shape, result.stride()) == (target.dtype, target.shape, target.stride())
-    return found if same else None
+    with recorder.fake_mode, suppress(Exception):  # a kernel that refuses these arguments is none
+        result = foretold.result_of(kernel, _fakes(recorder, with_defaults(call)), _fakes(recorder, call.kwargs))
+        same = (result.dtype, result.shape, result.stride()) == (target.dtype, target.shape, target.stride())
+        return kernel if same else None
+    return None
 
 
 def _fills_storage(fake: torch.Tensor) -> bool:
     """Is it all of its storage? A new tensor in the place of a part would have another size and offset."""
     dense = bool(aten.is_non_overlapping_and_dense.default(fake))
     return dense and fake.untyped_storage().nbytes() == fake.numel() * fake.element_size()
+
+
+def _is_lazy(fake: torch.Tensor) -> bool:
+    """Its values are the conjugates or the negatives of what lies in memory."""
+    return bool(fake.is_conj() or fake.is_neg())
 
 
 def with_defaults(call: RawCall) -> tuple[Any, ...]:
@@ -224,10 +227,9 @@ class _Builder:
         if call.writes and number in self.in_place:
             writes = tuple(dict.fromkeys(self._storage(t, "activation") for t in call.writes))
         elif call.writes:
-            func = out_of_place(self.recorder, call)
+            func = _new_instead(self.recorder, call)
             assert func is not None  # or the call would be in place
-            if func._schema.returns[0].alias_info is None:  # `as_strided_` and its like only change the view
-                self.storage_of.pop(self.recording.storage(call.writes[0]))
+            self.storage_of.pop(self.recording.storage(call.writes[0]))
             self.tensor_of.pop(call.writes[0])
         role: Role = "gradient" if call.phase == "backward" else "activation"
         known = set(self.storage_of.values())
@@ -278,7 +280,7 @@ class _Builder:
         source, copy = call.args[0].tensor, call.outputs[0]
         if copy is None or self.recording.fakes[source].stride() != self.recording.fakes[copy].stride():
             return False
-        if not _fills_storage(self.recording.fakes[source]):
+        if not _fills_storage(self.recording.fakes[source]) or _is_lazy(self.recording.fakes[source]):
             return False
         return not {self.recording.storage(source), self.recording.storage(copy)} & self.changed
 
@@ -315,23 +317,7 @@ class _Builder:
             return tuple(self._values(item) for item in value)
         if isinstance(value, dict):
             return {key: self._values(item) for key, item in value.items()}
-        return _plain(value)
-
-
-def _plain(value: Any) -> Value:
-    if isinstance(value, float):
-        return one_nan(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, torch.dtype):
-        return Atom("dtype", str(value).removeprefix("torch."))
-    if isinstance(value, torch.memory_format):
-        return Atom("memory_format", str(value).removeprefix("torch."))
-    if isinstance(value, torch.layout):
-        return Atom("layout", str(value).removeprefix("torch."))
-    if isinstance(value, torch.device):
-        return Atom("device", str(value))
-    raise InternalError(f"an op has an argument of type {type(value).__name__}, which a graph cannot hold: {value!r}")
+        return plain(value)
 
 
 def _hardtanh_reads_result(ops: list[Op], tensors: Sequence[Tensor]) -> list[Op]:

@@ -50,6 +50,8 @@ _STATEFUL = (
     bytearray, array.array, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
     ctypes._SimpleCData, ctypes.Structure, ctypes.Array, ContextVar,
 )  # fmt: skip
+# What is followed among the variables of packages; of all else there it counts which object it is.
+_OF_PACKAGES = (types.FunctionType, dict, list, set, deque, *PLAIN)
 _WRAPPERS = (functools.partial, types.MethodType, staticmethod, classmethod, property)
 _WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
 _CACHED = type(functools.lru_cache(len))
@@ -223,11 +225,16 @@ class Reach:
         self._push(type(module), path)
         self._add_keys(own, [key for key in own if key not in _SHELVES and key not in _NOISE], module, path)
         for shelf in _SHELVES:
-            items = own.get(shelf, {})
+            items = own.get(shelf)
+            if not isinstance(items, dict):  # of TorchScript
+                items = {}
             self._number(items)
             self.attributes.append((items, list(items), path))
             for name, item in items.items():
                 self._push(item, f"{path}.{name}")
+        if isinstance(module, torch.jit.ScriptModule):
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                self._push(tensor, f"{path}.{name}")
 
     def _add_keys(self, own: dict[str, Any], keys: Iterable[str], owner: Any, path: str) -> None:
         read = [key for key in keys if self._counts(key, owner)]
@@ -284,10 +291,14 @@ class Reach:
         here = sorted(name for name in names if name in scope)
         self.variables.append((scope, here, path.removesuffix(".")))
         self.absent.append((scope, frozenset(names) - set(here)))
+        own = not installed(scope.get("__name__"))
         for name in here:
             value = scope[name]
             if not isinstance(value, types.ModuleType):
-                self._push(value, f"{path}{name}")
+                if own or (isinstance(value, _OF_PACKAGES) and value is not sys.modules):
+                    self._push(value, f"{path}{name}")
+                else:
+                    self.trail.append((f"{path}{name}", "one", id(value)))
             elif self._observed is not None or not installed(value.__name__):
                 at = (id(value), frozenset(deeper))
                 if at not in self._used:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold
-from edgetrain.graph.ir import Phase
+from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 from edgetrain.graph.observe import paused
 
 aten = torch.ops.aten
@@ -34,6 +34,9 @@ aten = torch.ops.aten
 # Kernels that change running statistics without saying so in their schema: kind → positions of what they change.
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _HIDDEN_WRITES_TRAINING = 5  # position of their `training` flag
+_ATOMS: tuple[tuple[AtomSort, type], ...] = (
+    ("dtype", torch.dtype), ("memory_format", torch.memory_format), ("layout", torch.layout), ("device", torch.device),
+)  # fmt: skip
 _LIKE = (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
 
 
@@ -106,7 +109,8 @@ def without_their_cache() -> Iterator[None]:
 
 
 class _ValuesRefused(TorchFunctionMode):
-    """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge."""
+    """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge. What writes
+    it so is computed by kernels."""
 
     _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
@@ -116,7 +120,18 @@ class _ValuesRefused(TorchFunctionMode):
         if func in self._READERS:
             name: Any = f"Tensor.{func.__name__}"
             raise DataDependentOutputException(name)
+        if func is nn.functional.ctc_loss and not isinstance(args[3], torch.Tensor):
+            return _ctc_loss(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, **options: Any) -> torch.Tensor:
+    """The mean as kernels: PyTorch writes the lengths into a new tensor in C++. The rest is its arithmetic."""
+    if options.get("reduction") != "mean":
+        return nn.functional.ctc_loss(log_probs, targets, steps, lengths, **options)
+    losses = nn.functional.ctc_loss(log_probs, targets, steps, lengths, **{**options, "reduction": "none"})
+    divisors = torch.tensor(lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)
+    return (losses / divisors).mean()
 
 
 class Recorder(TorchDispatchMode):
@@ -132,6 +147,8 @@ class Recorder(TorchDispatchMode):
         self._number_of: dict[int, int] = {}
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
+        self._inputs: list[torch.Tensor] = []
+        self._generator = torch.empty(0)  # its state when recording begins
         self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
         # module made a node, and so which module a backward call belongs to.
@@ -145,6 +162,7 @@ class Recorder(TorchDispatchMode):
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave)
         try:
+            self._generator = torch.default_generator.get_state()
             with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
                 yield
         finally:
@@ -155,6 +173,11 @@ class Recorder(TorchDispatchMode):
     def module(self) -> str:
         return self._stack[-1] if self._stack else ""
 
+    @property
+    def _where(self) -> str:
+        source = self._source()
+        return f"module {source}" if source else "the loss or the outermost forward"
+
     def fake_input(self, like: torch.Tensor | Like) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
         like = Like.of(like) if isinstance(like, torch.Tensor) else like
@@ -163,6 +186,7 @@ class Recorder(TorchDispatchMode):
             if not _dense(fake):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
         self._number(fake)
+        self._inputs.append(fake)
         return fake
 
     def channels_last(self, fake: torch.Tensor) -> torch.Tensor:
@@ -190,13 +214,24 @@ class Recorder(TorchDispatchMode):
     def _number(self, fake: torch.Tensor) -> int:
         known = self._number_of.get(id(fake))
         if known is None:
+            self._refuse_kind(fake)
             known = self._number_of[id(fake)] = len(self.recording.fakes)
             self.recording.fakes.append(fake)
         return known
 
+    def _refuse_kind(self, tensor: torch.Tensor) -> None:
+        kind = unsupported(tensor)
+        if kind is not None:
+            raise UserError(
+                f"{self._where} works with {kind}, which a captured step cannot hold",
+                expected=f"dense tensors of {', '.join(ITEM_BYTES)}",
+                next_step="use a dense form; for nn.Embedding and nn.EmbeddingBag that is sparse=False",
+            )
+
     def _fake(self, real: torch.Tensor) -> torch.Tensor:
         found = self._fake_of_real.get(id(real))
         if found is None:
+            self._refuse_kind(real)
             with _disable_current_modes():
                 plain = real.detach()
             fake = self.fake_mode.from_tensor(plain, static_shapes=True)
@@ -247,6 +282,8 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return self._lift(args[0])
         args, kwargs = self._swap(args), self._swap(kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._turn_in_place(func, args, kwargs)
         if self._relaid and func in _LIKE and "memory_format" not in kwargs and foretold.is_channels_last(args[0]):
             # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
             # would not be those that plain training draws, so what random kernels fill is contiguous.
@@ -258,6 +295,30 @@ class Recorder(TorchDispatchMode):
             return result
         self._note(func, args, kwargs, result)
         return result
+
+    def _turn_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`t.transpose_(0, 1)` and its like make a view, and the same Python object is that view from then on.
+
+        The tensor keeps its number under a copy of its old shape; the object gets the number of the view.
+        """
+        target = args[0]
+        if func is aten.detach_.default:
+            return target
+        number, view = self._number(target), out_of_place(func)
+        is_view = view is not None and view._schema.returns[0].alias_info is not None
+        if not is_view or self.outlive_step([target])[0] or any(target is fake for fake in self._inputs):
+            raise UserError(
+                f"{self._where} changes the shape or the memory of a tensor in place ({func}), and a captured step "
+                "cannot follow that",
+                next_step=f"use the form that gives a new tensor: {func._schema.name.split('::')[1].rstrip('_')}",
+            )
+        before = aten.alias.default(target)
+        func(*args, **kwargs)
+        self.recording.fakes[number] = before
+        self._number_of[id(before)] = number
+        self._number_of.pop(id(target))
+        self._note(view, (before, *args[1:]), kwargs, target)
+        return target
 
     def _lift(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, FakeTensor):
@@ -278,6 +339,8 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._refuse_seeding()
         written = {self._number(t) for t in _written(func, args, kwargs)}
         single = isinstance(result, torch.Tensor)
         results = [result] if single else list(result) if isinstance(result, list | tuple) else []
@@ -297,6 +360,17 @@ class Recorder(TorchDispatchMode):
             )
         )
 
+    def _refuse_seeding(self) -> None:
+        """Capture draws nothing, so whoever finds the generator changed, where numbers are drawn, has set it."""
+        with _disable_current_modes():
+            same = torch.equal(self._generator, torch.default_generator.get_state())
+        if not same:
+            raise UserError(
+                f"{self._where} sets the state of torch's random generator, which a captured step would not do again",
+                expected="random numbers of the generator as it is when the step is called",
+                next_step="call torch.manual_seed outside of the model and the loss",
+            )
+
     def _refs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return RawRef(self._number(value))
@@ -310,7 +384,51 @@ class Recorder(TorchDispatchMode):
             return tuple(self._refs(item) for item in value)
         if isinstance(value, dict):
             return {key: self._refs(item) for key, item in value.items()}
+        try:
+            plain(value)
+        except TypeError:
+            raise UserError(
+                f"{self._where} calls an op with an argument of type {type(value).__name__}, which a graph cannot hold",
+                expected="tensors, numbers, strings and torch's own constants",
+                received=repr(value),
+            ) from None
         return value
+
+
+def plain(value: Any) -> Value:
+    """An argument as a graph holds it; TypeError for one that it cannot hold."""
+    if isinstance(value, float):
+        return one_nan(value)
+    if value is None or isinstance(value, bool | int | str | complex):
+        return value
+    for sort, kind in _ATOMS:
+        if isinstance(value, kind):
+            return Atom(sort, str(value).removeprefix("torch."))
+    raise TypeError(type(value).__name__)
+
+
+def unsupported(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that no graph can hold, in words."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a sparse tensor ({tensor.layout})"
+    return None if str(tensor.dtype).removeprefix("torch.") in ITEM_BYTES else f"a tensor of type {tensor.dtype}"
+
+
+def out_of_place(func: Any) -> Any | None:
+    """The kernel that gives what an in-place one does as a new tensor, or as a view: the one of its name without the
+    underscore that takes the same arguments. Overloads of the two need not have the same name."""
+    name = func._schema.name.removeprefix("aten::")
+    packet = getattr(aten, name.removesuffix("_"), None)
+    if func.namespace != "aten" or not name.endswith("_") or name.endswith("__") or packet is None:
+        return None
+    wanted = _signature(func)
+    return next((f for f in (getattr(packet, o) for o in packet.overloads()) if _signature(f) == wanted), None)
+
+
+def _signature(func: Any) -> list[tuple[str, str, bool]]:
+    return [(a.name, str(a.type), a.kwarg_only) for a in func._schema.arguments]
 
 
 def _dense(tensor: torch.Tensor) -> bool:

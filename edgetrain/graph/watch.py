@@ -105,7 +105,7 @@ class Watch:
         self._look_at_objects(reach)
 
     def _look_at_names(self, reach: Reach) -> None:
-        shelves = {id(module._buffers) for module in reach.modules.values()}
+        shelves = {id(vars(module).get("_buffers")) for module in reach.modules.values()}
         places = {(id(d), key): d for d, keys, _ in (*reach.attributes, *reach.variables) for key in keys}
         self._items: list[tuple[Any, str, Any]] = [
             (d, key, d[key]) for (n, key), d in places.items() if n not in shelves

@@ -83,12 +83,22 @@ def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:
     found = [op.args[0]] if name in _BACKWARD or (name in (*_UNARY, *_BINARY) and _has_in_place(op)) else []
     if name in ("add", "mul") and overload == "Tensor" and not op.kwargs and len(op.args) == 2:
         found.append(op.args[1])
-    return tuple(ref.tensor for ref in found if isinstance(ref, Ref) and _same_bytes(graph, ref.tensor, op.outputs[0]))
+    read = [graph.tensors[t].storage for t in op.reads]
+    return tuple(
+        ref.tensor
+        for ref in found
+        if isinstance(ref, Ref)
+        and _same_bytes(graph, ref.tensor, op.outputs[0])
+        and read.count(graph.tensors[ref.tensor].storage) == 1  # no other argument is a view of it
+    )
 
 
 def _same_bytes(graph: Graph, target: int, result: int) -> bool:
-    """The target fills its storage, laid out just as the result is."""
+    """The target fills its storage, laid out just as the result is. (A complex one may be a conjugate that is still to
+    be computed; its result would be one too.)"""
     a, b = graph.tensors[target], graph.tensors[result]
+    if a.dtype.startswith("complex"):
+        return False
     same = (a.shape, a.stride, a.dtype, a.offset) == (b.shape, b.stride, b.dtype, b.offset)
     return same and graph.storages[a.storage].n_bytes == graph.storages[b.storage].n_bytes == a.n_bytes
 

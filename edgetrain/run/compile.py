@@ -416,10 +416,11 @@ class Words:
         return self._constant(value)
 
     def _constant(self, value: Value) -> str:
-        if value not in self.values:
+        key = ("complex", repr(value)) if isinstance(value, complex) else value  # 1 + 0j equals 1
+        if key not in self.values:
             self.table[f"c{len(self.values)}"] = _torch_value(value)
-            self.values[value] = f"c{len(self.values)}"
-        return self.values[value]
+            self.values[key] = f"c{len(self.values)}"
+        return self.values[key]
 
 
 def overwritten(graph: Graph, action: Compute) -> int:

@@ -23,7 +23,7 @@ from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.accumulate import accumulates_only
-from edgetrain.graph.ir import PERSISTENT, Graph, Op, Tensor
+from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
 from edgetrain.native.surely import surely
@@ -71,14 +71,20 @@ def compile_step(
     )
 
 
-class LayoutMismatch(InternalError):
-    """A kernel made a tensor of another layout than capture foretold. The step was taken back.
+class LayoutMismatch(UserError):
+    """A kernel gave a tensor of another layout than capture predicted. The step was taken back.
 
     learnt: the next capture will be another; there is reason to try again.
     """
 
-    def __init__(self, what: str, *, learnt: bool) -> None:
-        super().__init__(what)
+    def __init__(self, op: Op, predicted: str, measured: str, *, learnt: bool) -> None:
+        where = f"module {op.module}" if op.module else "the loss or the outermost forward"
+        super().__init__(
+            f"{where} calls {op.kind} ({op.name}), and how its result lies in memory cannot be predicted",
+            expected=predicted,
+            received=measured,
+            next_step="capture the model again" if learnt else "write this part of the model with another op",
+        )
         self.learnt = learnt
 
 
@@ -339,19 +345,21 @@ class CompiledStep:
             found = (tuple(real.shape), str(real.dtype).removeprefix("torch."), real.untyped_storage().nbytes())
             if self.graph.storages[tensor.storage].role in PERSISTENT:
                 n_bytes = found[2]  # a view of something that may itself be a part of something larger
-            same = found == (tensor.shape, tensor.dtype, n_bytes)
-            if not same or _steps(real) != _steps(tensor):
+            if found != (tensor.shape, tensor.dtype, n_bytes) or _steps(real) != _steps(tensor):
                 raise LayoutMismatch(
-                    f"{self.graph.ops[op].name} made {found}, stride {real.stride()}; "
-                    f"the graph says {tensor}, {n_bytes} bytes, stride {tensor.stride}",
-                    learnt=same and self._learn(self.graph.ops[op], made),
+                    self.graph.ops[op],
+                    f"{tensor}, stride {tensor.stride}, {n_bytes} bytes",
+                    f"{found[1]}{list(found[0])}, stride {real.stride()}, {found[2]} bytes",
+                    learnt=self._learn(self.graph.ops[op], made),
                 )
 
     def _learn(self, op: Op, made: Sequence[torch.Tensor]) -> bool:
-        tensors = [self.graph.tensors[t] for t in op.reads]
+        if op.view or any(real.storage_offset() for real in made):
+            return False
         positions = [position for position, t in enumerate(op.outputs) if t is not None]
-        strides = {position: real.stride() for position, real in zip(positions, made, strict=True)}
-        return foretold.learn(op.kind, tuple((t.shape, t.stride, t.dtype) for t in tensors), strides)
+        args, kwargs = (_with_tensors(self.graph, value) for value in (op.args, tuple(op.kwargs)))
+        measured = {position: foretold.layout_of(real) for position, real in zip(positions, made, strict=True)}
+        return foretold.learn(foretold.key_of(op.kind, args, dict(kwargs)), measured)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""
@@ -618,7 +626,16 @@ def _not_back(why: str) -> UserError:
     )  # fmt: skip
 
 
+def _with_tensors(graph: Graph, value: Value) -> Any:
+    """Arguments of an op with the tensors that they refer to."""
+    if isinstance(value, Ref):
+        return graph.tensors[value.tensor]
+    return tuple(_with_tensors(graph, item) for item in value) if isinstance(value, tuple) else value
+
+
 def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:
-    """The strides that matter: one along a dimension of a single element is never taken."""
+    """The strides that matter: one along a dimension of a single element is never taken, of no element none."""
+    if 0 in tensor.shape:
+        return ()
     stride = tensor.stride if isinstance(tensor, Tensor) else tensor.stride()
     return tuple(step for step, n in zip(stride, tensor.shape, strict=True) if n > 1)

@@ -64,7 +64,8 @@ def _is_compiled(part: Any, seen: set[int], depth: int) -> bool:
 
 def _of_compile(part: Any) -> bool:
     """What torch.compile gives back: a module of its own, or a function that knows which one it was made from."""
-    return type(part).__name__ == "OptimizedModule" or callable(getattr(part, "_torchdynamo_orig_callable", None))
+    own = part.__dict__ if isinstance(part, types.FunctionType) else {}
+    return type(part).__name__ == "OptimizedModule" or callable(own.get("_torchdynamo_orig_callable"))
 
 
 def _called(part: Any) -> Iterator[Any]:

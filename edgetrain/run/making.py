@@ -23,6 +23,7 @@ from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, InternalError, UserError
+from edgetrain.graph.by_value import rounds_otherwise
 from edgetrain.graph.capture import Captured, MemoryFormat, capture_with_externals
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
@@ -210,7 +211,8 @@ class StepMaker:
             if trains_unfused(graph):
                 self.channels_last = False
                 return self._capture(batch, clips=clips)
-        return Part(graph, captured, exactness_of(self.model, self.loss, self.optimizer, memory_format))
+        exact = exactness_of(self.model, self.loss, self.optimizer, memory_format)
+        return Part(graph, captured, "rounding" if rounds_otherwise(graph) else exact)
 
     def _compiled(
         self,

@@ -50,6 +50,7 @@ from edgetrain.run.shapes import Shapes
 
 T = TypeVar("T")
 MAX_STATES = 4  # of a model, such as training and evaluation mode, for each of these shapes
+MOST_CAPTURES = 200  # of one step, each with a layout more that was learnt
 MOST_VARIANTS = 8  # shapes that are kept by default
 MOST_VARIANTS_BYTES = 256_000_000
 
@@ -334,8 +335,10 @@ class Step:
                 )  # fmt: skip
 
     def _try(self, batch: tuple[Any, ...], work: Callable[[CompiledStep | MicroStep], T]) -> T:
-        """Where kernels lay results out otherwise than capture foretold, capture again with what was learnt from it."""
+        """Where kernels lay results out otherwise than predicted, capture again with what was learnt from it."""
+        captures = 0
         while True:
+            captures += 1
             try:
                 step = self.of_shape(*batch)
                 found = work(step)
@@ -343,7 +346,7 @@ class Step:
                     self._page_no_more(step.page_fault)
                 return found
             except LayoutMismatch as mismatch:
-                if not mismatch.learnt:
+                if not mismatch.learnt or captures == MOST_CAPTURES:
                     if self._options.memory_format != "auto" or not self._maker.channels_last:
                         raise
                     self._maker.channels_last = False  # plain layouts are foretold better

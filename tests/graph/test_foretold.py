@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from edgetrain.graph import foretold
+from edgetrain.graph import foretold, ir
 
 aten = torch.ops.aten
 
@@ -99,11 +99,29 @@ def test_what_was_learnt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foretold, "_learnt", {})
     args = (contiguous(), channels_last())
     before, nothing = told(aten.add.Tensor, args), foretold.learnt()
-    inputs = tuple((tuple(t.shape), t.stride(), "float32") for t in args)
-    stride = channels_last().stride()
-    assert foretold.learn("aten.add.Tensor", inputs, {0: stride})
-    assert not foretold.learn("aten.add.Tensor", inputs, {0: stride}), "it was known"
-    assert told(aten.add.Tensor, args) == [((4, 6, 3, 5), stride, torch.float32)] != before
+    key = foretold.key_of("aten.add.Tensor", args, {})
+    layout = foretold.layout_of(channels_last())
+    assert foretold.learn(key, {0: layout})
+    assert not foretold.learn(key, {0: layout}), "it was known"
+    assert not foretold.learn(key, {0: foretold.layout_of(turned())}), "the same call gave something else before"
+    assert told(aten.add.Tensor, args) == [((4, 6, 3, 5), channels_last().stride(), torch.float32)] != before
     assert told(aten.mul.Tensor, args) == before
     assert told(aten.add.Tensor, args[::-1]) != before
     assert foretold.learnt() != nothing, "a graph depends on it, so the cache must"
+
+
+def test_what_was_learnt_holds_for_the_same_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foretold, "_learnt", {})
+    x = contiguous()
+    before = told(aten.sum.dim_IntList, (x, [1]))
+    larger = (4, 3, 5), (15, 5, 1), "float32", 1000
+    assert foretold.learn(foretold.key_of("aten.sum.dim_IntList", (x, [0]), {}), {0: larger})
+    assert told(aten.sum.dim_IntList, (x, [0])) == [((4, 3, 5), (15, 5, 1), torch.float32)]
+    assert told(aten.sum.dim_IntList, (x, [1])) == before
+
+
+def test_calls_of_a_graph_and_of_a_recording_have_the_same_key() -> None:
+    tensor = ir.Tensor("x", 0, (4, 6, 3, 5), (90, 15, 5, 1), "float32")
+    graph = ((tensor, (1, 2), 0.5, None, ir.Atom("dtype", "float64")), {"device": ir.Atom("device", "cpu")})
+    recording = ((contiguous(), [1, 2], 0.5, None, torch.float64), {"device": torch.device("cpu")})
+    assert foretold.key_of("aten.any.default", *graph) == foretold.key_of("aten.any.default", *recording)
