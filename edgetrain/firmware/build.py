@@ -93,7 +93,10 @@ def _project(data: Any) -> dict[str, Any]:
         raise ValueError("the calls of sides are not numbered from 0")
     if not all(isinstance(word, str) for word in (*data["emulator"], *data["gradients"])):
         raise ValueError("emulator or gradients hold something else than texts")
-    wrong = unknown_command(data["compiler"], data["emulator"])
+    emulator, *options = data["emulator"] or [""]
+    name = Path(emulator).name
+    found_here = emulator == shutil.which(name)  # a path is as good as the name where both lead to the same program
+    wrong = unknown_command(data["compiler"], [name if found_here else emulator, *options] if emulator else [])
     if wrong is not None:
         raise ValueError(f"{wrong}; nothing else is run")
     if type(data["is_board"]) is not bool or re.fullmatch(r"[\w.-]+", data["target"]) is None:

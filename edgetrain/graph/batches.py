@@ -73,11 +73,6 @@ def check_item(position: int, item: object) -> None:
             f"item {position} of the batch has a type that a step cannot hold",
             expected=f"one of {', '.join(ITEM_BYTES)}", received=str(item.dtype), next_step="pass it as another type",
         )  # fmt: skip
-    if item.dim() and not len(item):
-        raise UserError(
-            f"item {position} of the batch holds no sample", expected="one sample or more",
-            received=f"a tensor of shape {tuple(item.shape)}", next_step="leave empty batches out of the loop",
-        )  # fmt: skip
 
 
 def _is_numbers(item: object) -> bool:

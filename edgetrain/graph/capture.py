@@ -12,6 +12,7 @@ statistics of a batch norm, excepted).
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, fr
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.observe import Observed, observed, stop_observing
-from edgetrain.graph.reach import Reach
+from edgetrain.graph.reach import SHELVES, Reach
 from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
 from edgetrain.graph.restore import Before
 from edgetrain.graph.signature import Signature, first_difference, signature_of
@@ -53,6 +54,7 @@ Unused = Literal["error", "freeze"]
 
 _LABELS = "class labels (and other indices) must be int64: pass y.long()"
 T = TypeVar("T")
+ONE_AT_A_TIME = threading.RLock()  # the hooks of all modules, and the generators, are those of the process
 _NO_VALUES = "its data is not allocated yet"
 
 
@@ -125,10 +127,10 @@ def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bo
 
 
 def _captured_inference(model: nn.Module, example: tuple[Any, ...]) -> Graph:
-    with evaluating(model):
+    with ONE_AT_A_TIME, evaluating(model):
         reach = _reach((model, "model"))
         works = [_Capture(model, reach, example, "preserve") for _ in range(2)]
-        _recorded(works, _Capture.record_inference, [Before(reach)])
+        _recorded(works, _Capture.record_inference, [Before(reach)], ((model, "model"),))
         return works[0].inference()
 
 
@@ -158,10 +160,15 @@ def capture_with_externals(
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
 
     def record(times: int) -> tuple[list[_Capture], Observed]:
+        with ONE_AT_A_TIME:
+            return recorded(times)
+
+    def recorded(times: int) -> tuple[list[_Capture], Observed]:
         reach = _reach(*roots)
+        everything = (*roots, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
         works = [_Capture(model, reach, likes, memory_format) for _ in range(times)]
-        return works, _recorded(works, lambda work: work.record_training(loss, trained, clip_norm), before)
+        return works, _recorded(works, lambda work: work.record_training(loss, trained, clip_norm), before, everything)
 
     def here() -> _Result:
         (work, _), seen = record(2)
@@ -192,7 +199,12 @@ def check_example(example: object) -> tuple[Any, ...]:
     return tuple(example)
 
 
-def _recorded(works: list[_Capture], record: Callable[[_Capture], None], before: list[Before]) -> Observed:
+def _recorded(
+    works: list[_Capture],
+    record: Callable[[_Capture], None],
+    before: list[Before],
+    roots: Sequence[tuple[Any, str]],
+) -> Observed:
     """Record each, and restore what code of the user's and ours has changed, whatever ends the recording."""
     surroundings = Surroundings(works[0].model)
 
@@ -201,8 +213,17 @@ def _recorded(works: list[_Capture], record: Callable[[_Capture], None], before:
         surroundings.put_back()
         for work in works:
             work.recorder.forget_history()
+        seen = Observed()
+        for work in works:
+            seen.merge(work.seen)
+        reach = Reach(seen, narrow=True)
+        for value, path in roots:
+            reach.add(value, path)
+        reach.add_scopes()
+        shelves = (vars(m).get(name) for m in reach.modules.values() for name in SHELVES)
+        touched = {id(container) for container, _ in reach.containers} | {*map(id, shelves)}
         for state in before:
-            state.restore()
+            state.restore(seen, touched)
 
     with without_their_cache():
         return surely(lambda: record_twice(works, record, before), end)

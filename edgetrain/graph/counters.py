@@ -7,7 +7,8 @@ each number that the first has moved is replaced by one that counts on, and note
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 _COUNTING = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "pow", "neg", "abs")
@@ -65,14 +66,20 @@ def noting(value: float, path: str, used: set[str]) -> Any:
     return number
 
 
-Place = tuple[MutableMapping[Any, Any], Any, Any, str]  # a mapping, a key, the value that was there, the path
+@dataclass(frozen=True)
+class Place:
+    """Where a plain value stands: the value that was there, the one that is, and how to put another."""
+
+    was: Any
+    now: Any
+    put: Callable[[Any], object]
+    path: str
 
 
-def watch_numbers(places: Sequence[Place]) -> set[str]:
+def watch_numbers(places: Iterable[Place]) -> set[str]:
     """Replace the numbers that have moved; the paths of those that are used come to stand in the result."""
     used: set[str] = set()
-    for mapping, key, was, path in places:
-        now = mapping.get(key)
-        if isinstance(now, int | float) and type(now) is not bool and (type(was) is not type(now) or was != now):
-            mapping[key] = noting(now, path, used)
+    for place in places:
+        if type(place.now) in (int, float) and repr(place.was) != repr(place.now):
+            place.put(noting(place.now, place.path, used))
     return used

@@ -53,11 +53,11 @@ class Opened:
         if event in _STARTS:
             self.started.add(_STARTS[event])
         elif event in ("os.listdir", "os.scandir"):
-            self._read(arguments[0] if arguments[0] is not None else ".")
+            self.note_path(arguments[0] if arguments[0] is not None else ".")
         elif event == "open" and _reads(*arguments):
-            self._read(arguments[0])
+            self.note_path(arguments[0])
 
-    def _read(self, path: object) -> None:
+    def note_path(self, path: object) -> None:
         if isinstance(path, str | bytes | os.PathLike):
             file = os.path.abspath(os.fsdecode(path))
             if not file.startswith(_CODE) and not file.endswith((".py", ".pyc")):

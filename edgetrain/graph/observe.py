@@ -32,7 +32,11 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _LONGEST_TEXT = 2000  # a longer constant is a text, not a name
 # Reads attributes or variables by names that stand nowhere in the code.
 _BY_ANY_NAME = {"getattr", "vars", "globals", "locals", "eval", "exec", "dir"}
-_ATTRIBUTES_BY_ANY_NAME = {"__dict__", "__getattribute__", "attrgetter", "getmembers", "__getstate__"}
+_ATTRIBUTES_BY_ANY_NAME = {
+    "__dict__", "__getattribute__", "attrgetter", "getmembers", "__getstate__", "asdict", "astuple", "fields",
+    "replace", "deepcopy",
+}  # fmt: skip
+_LOOKS_AT_FILES = {"stat", "lstat", "access"}
 _CLOCKS = {
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
     "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime",
@@ -132,6 +136,7 @@ class _Profile:
     def __init__(self) -> None:
         self.seen = Observed()
         self._known: set[types.CodeType] = set()
+        self.looked_at: list[object] = []  # files
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
@@ -166,6 +171,9 @@ class _Profile:
             self.seen.by_any_name = True
         elif own and ((name in _CLOCKS and function.__module__ == "time") or qualified in _CLOCK_METHODS):
             self.seen.once[f"reads the clock ({name})"] = "pass the time in the batch, as a tensor"
+        elif name in _LOOKS_AT_FILES and function.__module__ == "posix":
+            variables = frame.f_locals  # of os.path.exists, Path.stat and their like
+            self.looked_at.append(variables.get("path", variables.get("filename", variables.get("self"))))
         elif name in _SYSTEM_RANDOMNESS and function.__module__ in ("posix", "nt"):
             self.seen.once[f"draws from the system's randomness ({name})"] = "draw with torch (torch.rand)"
         elif qualified in _SEEDS:
@@ -180,7 +188,8 @@ def _of_the_tracing(code: types.CodeType, module: str) -> bool:
 def observed() -> Iterator[Observed]:
     """Observe the calls of this thread within the block."""
     profile = _Profile()
-    profile.seen.complete = sys.getprofile() is None
+    other = sys.getprofile()
+    profile.seen.complete = other is None or isinstance(other, types.FunctionType | types.MethodType)
     with opened() as files:
         try:
             if profile.seen.complete:
@@ -188,7 +197,9 @@ def observed() -> Iterator[Observed]:
             yield profile.seen
         finally:
             if profile.seen.complete:
-                sys.setprofile(None)
+                sys.setprofile(other)
+            for path in profile.looked_at:
+                files.note_path(path)
             profile.seen.note_files(files)
 
 

@@ -112,6 +112,8 @@ def check_settings(kind: str, number: int, group: dict[str, Any]) -> None:
             )  # fmt: skip
     for name, allowed in _SETTINGS[kind].items():
         _check_setting(kind, number, name, group[name], allowed)
+    if kind == "adamw" and not group.get("decoupled_weight_decay", True):
+        raise _no_setting(kind, number, "decoupled_weight_decay", "True, as AdamW has it", False)
     if kind != "sgd":
         betas = group["betas"]
         if not isinstance(betas, tuple | list) or len(betas) != 2:

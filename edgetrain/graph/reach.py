@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from edgetrain.graph.installed import installed
 from edgetrain.graph.observe import Observed, code_of, names_in
@@ -55,7 +56,7 @@ _OF_PACKAGES = (types.FunctionType, dict, list, set, deque, *PLAIN)
 _WRAPPERS = (functools.partial, types.MethodType, staticmethod, classmethod, property)
 _WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
 _CACHED = type(functools.lru_cache(len))
-_SHELVES = ("_parameters", "_buffers", "_modules")
+SHELVES = ("_parameters", "_buffers", "_modules")
 LARGE_BYTES = 1 << 20
 _HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
 _CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
@@ -132,7 +133,7 @@ class Reach:
         pending = self._pending
         while pending:
             value, path = pending.pop()
-            if isinstance(value, PLAIN):
+            if type(value) in _PLAIN_TYPES:
                 self.trail.append((path, type(value), repr(value) if isinstance(value, float | complex) else value))
             elif id(value) in self._numbers:
                 self.trail.append((path, "met", self._numbers[id(value)]))
@@ -178,7 +179,10 @@ class Reach:
             return type(value), len(value)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
-        return type(value), state_of(value) if _is_stateful(value) else None
+        if _is_stateful(value):
+            return type(value), state_of(value)
+        by_parts = isinstance(value, _WRAPPERS) or type(value).__dictoffset__ or any(_slots(type(value)))
+        return type(value), None if by_parts and not self._narrow else id(value)
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
         """Tensors that share memory have the same number."""
@@ -223,8 +227,8 @@ class Reach:
         self.objects.append(module)
         own = vars(module)
         self._push(type(module), path)
-        self._add_keys(own, [key for key in own if key not in _SHELVES and key not in _NOISE], module, path)
-        for shelf in _SHELVES:
+        self._add_keys(own, [key for key in own if key not in SHELVES and key not in _NOISE], module, path)
+        for shelf in SHELVES:
             items = own.get(shelf)
             if not isinstance(items, dict):  # of TorchScript
                 items = {}
@@ -283,6 +287,9 @@ class Reach:
     def _add_variables(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """The globals among `names`; where there is none, the builtin of that name."""
         self._add_named(scope, names, names, "")
+        for name in names:
+            if name not in scope and name in sys.modules and not installed(name):  # imported in the function
+                self._add_named(vars(sys.modules[name]), names, names, f"{name}.")
         elsewhere = [name for name in names if name not in scope and name in vars(builtins)]
         self.variables.append((vars(builtins), elsewhere, "builtins"))
 
@@ -385,6 +392,8 @@ def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
         return (None,)
     if tensor.layout is not torch.strided:
         return tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad, None
+    if tensor.is_meta or isinstance(tensor, FakeTensor):  # of a capture that was not over
+        return tensor.shape, tensor.stride(), tensor.dtype, None
     return (
         tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
         tensor._backward_hooks is None, len(tensor.__dict__), tensor._post_accumulate_grad_hooks is None,
@@ -440,5 +449,5 @@ def _position(iterator: Any) -> Iterator[Any]:
 def content_of(array: np.ndarray[Any, Any]) -> bytes:
     """What an array holds; of a large one evenly spread samples."""
     if array.dtype.hasobject:
-        return b""
+        return repr([id(item) for item in array.ravel().tolist()]).encode()
     return (array if array.nbytes <= LARGE_BYTES else array.flat[:: array.size // 4096]).tobytes()

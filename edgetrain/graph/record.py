@@ -12,6 +12,7 @@ records itself when `torch.autograd.grad` runs. `lower.py` turns a recording int
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -148,6 +149,7 @@ class Recorder(TorchDispatchMode):
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
         self._inputs: list[torch.Tensor] = []
+        self._thread = threading.get_ident()
         self._generator = torch.empty(0)  # its state when recording begins
         self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
@@ -248,11 +250,15 @@ class Recorder(TorchDispatchMode):
                 real.detach_()
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self.visited[id(module)] = module
         self._stack.append(self._names.get(id(module), type(module).__name__))
         self._mark()
 
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._stack.pop()
         self._mark()
 

@@ -9,18 +9,22 @@ Out: `Before.restore()` puts back attributes, items, variables, arrays, generato
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import random
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from io import IOBase
 from typing import Any
 
 import numpy as np
 import torch
 
+from edgetrain.graph.counters import Place
+from edgetrain.graph.observe import Observed
 from edgetrain.graph.reach import LARGE_BYTES, PLAIN, Reach, is_set, items_of, state_of
 
 _MISSING = object()
@@ -42,6 +46,7 @@ class Before:
         self._states = [(value, state_of(value), _put_back(value), path) for value, path in reach.stateful]
         leaves = [t for t in reach.alive if isinstance(t, torch.Tensor) and t.is_leaf]
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
+        self._data = [(t, t.detach(), t.data_ptr()) for t in leaves if t.layout is torch.strided]
         self.tensors = reach.tensors
         self._environment = dict(os.environ)
         self._caches = [(cache, cache.cache_info()) for cache in reach.caches]
@@ -77,16 +82,46 @@ class Before:
                 yield _join(path, slot), getattr(value, slot, None)
         yield from ((path, values) for values, kept, path in self._arrays if values.tobytes() != kept.tobytes())
 
-    def places(self) -> Iterator[tuple[dict[Any, Any], Any, Any, str]]:
-        """Where plain values stand in a mapping: the mapping, the key, the value that was there, its path."""
-        for own, was, path in self._objects:
-            yield from ((own, key, was.get(key), _join(path, key)) for key in own if isinstance(was.get(key), PLAIN))
-        for scope, was, path in self._variables:
-            yield from ((scope, key, value, _join(path, key)) for key, value in was.items() if isinstance(value, PLAIN))
+    def places(self) -> list[Place]:
+        """Where numbers may have moved."""
+        found = []
+        for own, values, path in self._objects:
+            for key in [key for key in own if own[key] is not values.get(key)]:
+                put = partial(operator.setitem, own, key)
+                found.append(Place(values.get(key), own[key], put, _join(path, key)))
+        for scope, values, path in self._variables:
+            for key in [key for key in values if scope.get(key) is not values[key]]:
+                found.append(
+                    Place(values[key], scope.get(key), partial(operator.setitem, scope, key), _join(path, key))
+                )
         for container, items, path in self._containers:
-            if type(container) is dict:
-                pairs = zip(items[::2], items[1::2], strict=True)
-                yield from ((container, key, was, f"{path}.{key}") for key, was in pairs if isinstance(was, PLAIN))
+            if isinstance(container, dict):
+                before = dict(zip(items[::2], items[1::2], strict=True))
+                keys = [key for key, now in dict.items(container) if now is not before.get(key)]
+                found += [
+                    Place(before.get(key), container[key], partial(dict.__setitem__, container, key), f"{path}.{key}")
+                    for key in keys
+                ]
+            elif isinstance(container, list):
+                pairs = enumerate(zip(container, items, strict=False))
+                found += [
+                    Place(was, now, partial(list.__setitem__, container, at), f"{path}.{at}")
+                    for at, (now, was) in pairs
+                    if now is not was
+                ]
+        for cell, was, path in self._cells:
+            if is_set(cell):
+                found.append(Place(was, cell.cell_contents, partial(setattr, cell, "cell_contents"), path))
+        for cls, attributes in self._classes:
+            moved = [key for key, now in vars(cls).items() if now is not attributes.get(key)]
+            found += [
+                Place(attributes.get(k), vars(cls)[k], partial(type.__setattr__, cls, k), f"{cls.__name__}.{k}")
+                for k in moved
+            ]
+        for value, slot, was, path in self._slots:
+            put = partial(object.__setattr__, value, slot)
+            found.append(Place(was, getattr(value, slot, None), put, _join(path, slot)))
+        return found
 
     def moved_by_use(self) -> list[str]:
         """The iterators, generators and files that are further on than they were."""
@@ -96,18 +131,33 @@ class Before:
         """The tensors that backward() was called for."""
         return [self.tensors[id(t)] for t, _, grad in self._tensors if t.grad is not grad]
 
-    def restore(self) -> None:
+    def restore(self, seen: Observed | None = None, touched: set[int] | None = None) -> None:
+        """May be called again where something interrupted it.
+
+        seen: what ran: attributes that it does not name are left alone, for another thread may work with them.
+        touched: the containers that it can have reached.
+        """
         self.clear_caches()
+        everything = seen is None or not seen.complete or seen.by_any_name
         for own, values, _ in self._objects:
-            if len(own) != len(values) or any(own.get(key, _MISSING) is not value for key, value in values.items()):
+            keys = [key for key in {**values, **own} if own.get(key, _MISSING) is not values.get(key, _MISSING)]
+            named = keys if seen is None or everything or id(own) in (touched or ()) else seen.names.intersection(keys)
+            if len(named) == len(keys):
                 _fill(own, _items(values))
+                continue
+            for key in named:
+                if key in values:
+                    own[key] = values[key]
+                else:
+                    del own[key]
         for scope, values, _ in self._variables:
             scope.update({key: value for key, value in values.items() if scope.get(key, _MISSING) is not value})
         for scope, names in self._absent:
             for name in [name for name in names if name in scope]:
                 del scope[name]
         for container, items, _ in self._containers:
-            _fill(container, items)
+            if everything or touched is None or id(container) in touched:
+                _fill(container, items)
         for cell, was, _ in self._cells:
             if was is not _MISSING:
                 cell.cell_contents = was
@@ -129,6 +179,9 @@ class Before:
         for value, state, put_back, _ in self._states:
             if put_back is not None and state_of(value) != state:
                 put_back()
+        for tensor, data, at in self._data:
+            if tensor.device != data.device or tensor.data_ptr() != at or tensor.shape != data.shape:
+                tensor.data = data
         for tensor, requires_grad, grad in self._tensors:
             if tensor.grad is not grad:
                 tensor.grad = grad

@@ -51,7 +51,7 @@ def record_twice(works: Sequence[W], record: Callable[[W], None], before: Sequen
             for state in before:
                 state.clear_caches()
             if number == 0:
-                used = watch_numbers([place for state in before for place in state.places()])
+                used = watch_numbers(place for state in before for place in state.places())
     decides_by = sorted(used)
     refuse_calls(seen)
     for state in before:

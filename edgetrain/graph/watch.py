@@ -16,6 +16,7 @@ large NumPy array samples are compared.
 from __future__ import annotations
 
 import os
+import sys
 import types
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -51,7 +52,6 @@ class Watch:
         narrow: bool = False,
     ) -> None:
         self._roots, self._observed, self._optimizer, self._narrow = roots, observed, optimizer, narrow
-        self._groups = [] if optimizer is None else optimizer.param_groups
         reads_it = not observed.complete or not observed.names.isdisjoint(_ENVIRONMENT)
         self._environment: dict[bytes, bytes] | None = vars(os.environ)["_data"] if reads_it else None
         self._look()
@@ -77,6 +77,10 @@ class Watch:
             self._look()
         return list(dict.fromkeys(different))
 
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [] if self._optimizer is None else self._optimizer.param_groups
+
     def _walk(self) -> Reach:
         reach = Reach(self._observed, narrow=self._narrow)
         for value, path in self._roots:
@@ -86,6 +90,9 @@ class Watch:
         if self._optimizer is not None:
             reach.add(type(self._optimizer), "optimizer")
             reach.trail.append(("optimizer.step", *self._calls(self._optimizer)))
+            code = vars(sys.modules[type(self._optimizer).__module__])
+            functions = [(name, id(f)) for name, f in code.items() if isinstance(f, types.FunctionType)]
+            reach.trail.append(("optimizer", "code", functions))
         reach.add_scopes()
         reach.trail.extend((file, "file", stamp(file)) for file in self._observed.files)
         reach.trail.append(("os.environ", None if self._environment is None else dict(self._environment)))
@@ -111,6 +118,10 @@ class Watch:
             (d, key, d[key]) for (n, key), d in places.items() if n not in shelves
         ]
         self._items += [(group, "params", group["params"]) for group in self._groups]
+        if self._optimizer is not None:
+            self._items.append((vars(self._optimizer), "param_groups", self._optimizer.param_groups))
+            code = vars(sys.modules[type(self._optimizer).__module__])
+            self._items += [(code, name, f) for name, f in code.items() if isinstance(f, types.FunctionType)]
         self._items += [(vars(c), key, value) for c in reach.classes for key, value in vars(c).items()]
         self._buffers = [(d, key, layout_of(d[key])) for (n, key), d in places.items() if n in shelves]
         sized: list[Any] = [d for d, _, _ in reach.attributes] + [d for d, _ in reach.absent]
@@ -123,8 +134,11 @@ class Watch:
         changing = [c for c, _ in reach.containers if not isinstance(c, tuple | frozenset)]
         self._empty += [c for c in changing if not c]
         mappings = (dict, types.MappingProxyType)
-        self._dicts = [(c, tuple(_flat(c))) for c in changing if c and isinstance(c, mappings)]
+        shelves = [vars(m).get(name) for m in reach.modules.values() for name in ("_modules", "_parameters")]
+        ordered = [c for c in changing if isinstance(c, mappings)] + [s for s in shelves if isinstance(s, dict)]
+        self._dicts = [(c, tuple(_flat(c))) for c in ordered if c]
         self._lists = [(c, tuple(c)) for c in changing if c and not isinstance(c, mappings)]
+        self._lists += [(self._groups, tuple(self._groups))] if self._groups else []
         self._cells = [(c, c.cell_contents) for c, _ in reach.cells if is_set(c)]
         self._unset = [c for c, _ in reach.cells if not is_set(c)]
         self._functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
@@ -172,4 +186,4 @@ def _flat(mapping: Any) -> Iterator[Any]:
 
 
 def _differs(now: Any, then: Any) -> bool:
-    return not isinstance(then, PLAIN) or type(now) is not type(then) or repr(now) != repr(then)
+    return type(then) not in PLAIN or type(now) is not type(then) or repr(now) != repr(then)

@@ -39,7 +39,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -183,22 +183,26 @@ def _in_pieces(words: Words, lines: Sequence[Line], *, keep: bool) -> Callable[.
     pieces = [(at, code(line) if at is None else None) for at, line in lines]
     value = code(result.replace("return ", "result = "))
 
+    numbered, n_pieces, number = tuple(enumerate(pieces)), len(pieces), _PIECE
+    table, run, as_dict, pairs = words.table, exec, dict, zip
+
     def step(*given: Any) -> Any:
-        variables = dict(zip(names, given, strict=True))
+        variables = as_dict(pairs(names, given, strict=True))
         watch, rest = variables["watch"], variables["rest"]
         variables.update(rest)
         rest.clear()
-        for variables[_PIECE], (at, piece) in enumerate(pieces):
+        for variables[number], (at, piece) in numbered:
             if piece is None:
                 watch(at)
             else:
-                exec(piece, words.table, variables)
-        variables[_PIECE] = len(pieces)
-        exec(value, words.table, variables)
+                run(piece, table, variables)
+        variables[number] = n_pieces
+        run(value, table, variables)
         return variables["result"]
 
-    step.__code__ = step.__code__.replace()  # its own, so that its frame can be told from those of others
-    return step
+    # The kernels are its globals, as they are those of the whole; and its code is its own, so that its frame can be
+    # told from those of others.
+    return FunctionType(step.__code__.replace(), words.table, "step", None, step.__closure__)
 
 
 def taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:

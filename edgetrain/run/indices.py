@@ -35,6 +35,10 @@ _INDICES = {
 }
 
 
+class OutOfRange(UserError, IndexError):
+    """The error of plain PyTorch, in words."""
+
+
 def out_of_range(graph: Graph, inputs: Mapping[int, torch.Tensor]) -> UserError | None:
     """inputs: by tensor of the graph."""
     for op in graph.ops:
@@ -51,7 +55,7 @@ def out_of_range(graph: Graph, inputs: Mapping[int, torch.Tensor]) -> UserError 
         wrong = wrong[wrong != ignored] if isinstance(ignored, int) else wrong
         if wrong.numel():
             where = f"module {op.module}" if op.module else "the loss"
-            return UserError(
+            return OutOfRange(
                 f"item {position} of the batch holds a {index.what} that {where} does not know; nothing was changed",
                 expected=f"numbers from 0 to {count - 1}", received=f"{int(wrong[0])}, {wrong.numel()} such in all",
                 next_step=f"correct this batch, or build the model for more {index.what}s",

@@ -24,7 +24,7 @@ from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.by_value import rounds_otherwise
-from edgetrain.graph.capture import Captured, MemoryFormat, capture_with_externals
+from edgetrain.graph.capture import ONE_AT_A_TIME, Captured, MemoryFormat, capture_with_externals
 from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
@@ -109,16 +109,17 @@ class StepMaker:
 
         known: made for batches of this shape before something changed; if the graph is still the same, so is the plan.
         """
-        self._known = known
-        self._resident_before = resident_bytes() - arena.resident_bytes()
-        surroundings = Surroundings(self.model)
+        with ONE_AT_A_TIME:
+            self._known = known
+            self._resident_before = resident_bytes() - arena.resident_bytes()
+            surroundings = Surroundings(self.model)
 
-        def end() -> None:
-            surroundings.put_back()
-            self.micro.forget_parts(self.options.max_shapes)
-            self._known = ()
+            def end() -> None:
+                surroundings.put_back()
+                self.micro.forget_parts(self.options.max_shapes)
+                self._known = ()
 
-        return surely(lambda: self._new(batch), end)
+            return surely(lambda: self._new(batch), end)
 
     def _new(self, batch: tuple[Any, ...]) -> Variant:
         count, of_tensors = self.options.count(batch), self.options.process_memory_bytes is None

@@ -20,7 +20,7 @@ MAX_SHARE = 0.01
 class Recapture:
     def __init__(self) -> None:
         self._begin_s = time.perf_counter()
-        self._spent_s = 0.0
+        self.spent_s = 0.0
         self._last_s = 0.0
         self._next = 2
 
@@ -29,7 +29,7 @@ class Recapture:
         if steps < self._next:
             return
         begin_s = time.perf_counter()
-        if steps > ALWAYS and self._spent_s + self._last_s > MAX_SHARE * (begin_s - self._begin_s):
+        if steps > ALWAYS and self.spent_s + self._last_s > MAX_SHARE * (begin_s - self._begin_s):
             return
         # What was learnt from kernels meanwhile makes another graph of the same step.
         difference = captured.difference() if captured.layouts == foretold.learnt() else None
@@ -41,6 +41,6 @@ class Recapture:
                 next_step="call et.prepare again after such a change, or keep what changes in attributes and variables",
             )
         self._last_s = time.perf_counter() - begin_s
-        self._spent_s += self._last_s
+        self.spent_s += self._last_s
         while self._next <= steps:
             self._next *= 2

@@ -63,8 +63,8 @@ class Shapes:
 
     def forget(self, key: Key) -> None:
         """Drop the variant of this key."""
-        self._variants.pop(key)
-        self._bytes.pop(key)
+        self._variants.pop(key, None)
+        self._bytes.pop(key, None)  # not there yet where Ctrl-C came in between
 
     def clear(self) -> None:
         self._variants.clear()
@@ -74,7 +74,7 @@ class Shapes:
         dropped_bytes = 0  # of the arena
         while len(self._variants) > 1 and (len(self._variants) > self.max_shapes or self.n_bytes > self.max_bytes):
             oldest = next(iter(self._variants))
-            self._bytes.pop(oldest)
+            self._bytes.pop(oldest, None)
             dropped_bytes = max(dropped_bytes, *(step.height_bytes for step in self._variants.pop(oldest).steps))
         largest = max((step for kept in self.values() for step in kept.steps), key=lambda step: step.height_bytes)
         if dropped_bytes > largest.height_bytes:

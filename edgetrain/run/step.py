@@ -224,6 +224,11 @@ class Step:
         return MicroBatches(replace(work, allow_inexact=allow_inexact))
 
     @property
+    def recapturing_s(self) -> float:
+        """What capturing the step again now and then, to compare it, has taken of the time so far."""
+        return self._recapture.spent_s
+
+    @property
     def grad_norm(self) -> float | None:
         """The norm of the gradients of the last step, all of them together: before they were clipped, with
         `clip_norm`; with `check_finite` too, but in micro-batches. None where no step has computed it."""
@@ -365,7 +370,10 @@ class Step:
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return (
             tuple(
-                (t.shape, t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else (type(t), t) for t in batch
+                (type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+                if isinstance(t, torch.Tensor)
+                else (type(t), repr(t))
+                for t in batch
             ),
             optimizers.structure(self._optimizer),
             settings(),

@@ -45,6 +45,7 @@ class Undo:
             tensor.detach().copy_(copy)
         if self._random is not None:
             torch.set_rng_state(self._random)
+            self._random = None  # a block of the arena
         if self._random_cuda:
             torch.cuda.set_rng_state_all(self._random_cuda)
         self._copies.clear()

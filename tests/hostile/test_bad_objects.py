@@ -84,7 +84,7 @@ BATCHES: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     "float64": lambda x, y: (x.double(), y), "float16": lambda x, y: (x.half(), y), "int": lambda x, y: (x.long(), y),
     "complex": lambda x, y: (x.to(torch.complex64), y), "bool": lambda x, y: (x > 0, y),
     "sparse": lambda x, y: (x.to_sparse(), y), "meta": lambda x, y: (x.to("meta"), y),
-    "empty": lambda x, y: (x[:0], y[:0]), "fewer": lambda x, y: (x[:3], y), "swapped": lambda x, y: (y, x),
+    "fewer": lambda x, y: (x[:3], y), "swapped": lambda x, y: (y, x),
     "one item": lambda x, y: (x,), "three items": lambda x, y: (x, y, y), "none": lambda x, y: (None, y),
     "text": lambda x, y: (x, "labels"), "other sides": lambda x, y: (x[..., :4], y), "flat": lambda x,
     y: (x.flatten(), y),

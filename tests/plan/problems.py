@@ -12,6 +12,7 @@ from torch import nn
 
 import edgetrain as et
 from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Way
+from edgetrain.plan.lifetimes import random_state_bytes
 from edgetrain.plan.plan import Item, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
@@ -65,9 +66,10 @@ def _ways(number: int) -> dict[Way, Run]:
 
 
 def budget(given: Problem, part: float) -> int:
-    """This part of what keeping all holds above the persistent tensors."""
+    """This part of what keeping all holds above the persistent tensors and the state of the generator."""
     plan = given.keep_all
-    return plan.persistent_bytes + int(part * (plan.peak_bytes - plan.persistent_bytes))
+    kept = plan.persistent_bytes + random_state_bytes(given.graph, given.updates)
+    return kept + int(part * (plan.peak_bytes - kept))
 
 
 def extra_s(given: Problem, order: Sequence[Item]) -> float:

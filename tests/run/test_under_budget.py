@@ -261,7 +261,7 @@ def test_what_was_found_once_is_not_searched_for_again(monkeypatch: pytest.Monke
     found = three_steps("dropout", memory=memory)
     assert found.plan.recomputed
     assert_same(found, right)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["costs", "graphs", "plans"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["costs", "plans"]
     monkeypatch.setattr(child, "forked", None)
     monkeypatch.setattr("edgetrain.costs.measured.measure", None)
     again = three_steps("dropout", memory=memory)
