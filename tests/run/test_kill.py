@@ -167,16 +167,17 @@ def test_killed_fifty_times_at_random(tmp_path: Path, reference: Reference) -> N
     """Kill, resume, kill, resume … to the end; a run that ends before the fiftieth kill is followed by another."""
     moments = random.Random(20)
     kills, runs = 0, 0
+    longest_s = reference.time_s / 12  # an attempt gets through a few checkpoints, and a run through some dozen attempts
     steps: set[int] = set()
     while kills < KILLS:
         folder, before, code, runs = tmp_path / str(runs), 0, -signal.SIGKILL, runs + 1
         while code != 0:
-            # A twelfth: an attempt gets through a few checkpoints, and a run through some dozen attempts.
-            delay_s = moments.uniform(0, reference.time_s / 12) if kills < KILLS else 60
+            delay_s = moments.uniform(0, longest_s) if kills < KILLS else 60
             code = Attempt.start(folder).ended(delay_s)
             kills += code != 0
             now = whole_step(folder)
             assert now >= before
+            longest_s *= 1.2 if now == before else 0.9  # however long a start takes here
             before = now
             steps.add(now)
         assert_ends_like(folder, reference)
