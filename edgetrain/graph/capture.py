@@ -15,7 +15,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -77,7 +77,7 @@ class Captured:
 
     externals: the live tensors that it refers to and that neither the model nor the optimizer holds.
     watch:     what was read on the way.
-    again:     captures the same step once more, to be compared with `signature`.
+    difference: captures the same step once more; the first op that differs, or None.
     layouts:   those of results that differ from what fake tensors say, as far as they were known.
     """
 
@@ -85,12 +85,8 @@ class Captured:
     externals: Mapping[str, torch.Tensor]
     watch: Watch
     signature: Signature
-    again: Callable[[], Signature]
+    difference: Callable[[], str | None]
     layouts: object
-
-    def difference(self) -> str | None:
-        """The first op that another capture has and this one has not; None if there is none."""
-        return first_difference(self.signature, self.again())
 
 
 def capture(
@@ -159,15 +155,17 @@ def capture_with_externals(
     roots = ((model, "model"), (loss, "loss"))
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
 
-    def record(times: int) -> tuple[list[_Capture], Observed]:
+    def record(times: int, like: _Result | None = None) -> tuple[list[_Capture], Observed]:
         with ONE_AT_A_TIME:
-            return recorded(times)
+            return recorded(times, like)
 
-    def recorded(times: int) -> tuple[list[_Capture], Observed]:
+    def recorded(times: int, like: _Result | None) -> tuple[list[_Capture], Observed]:
         reach = _reach(*roots)
         everything = (*roots, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
         works = [_Capture(model, reach, likes, memory_format) for _ in range(times)]
+        if like is not None:
+            works[0].expect(like.signature, like.seen)
         return works, _recorded(works, lambda work: work.record_training(loss, trained, clip_norm), before, everything)
 
     def here() -> _Result:
@@ -175,14 +173,18 @@ def capture_with_externals(
         graph = work.training(optimizer, trained, unused)
         return _Result(graph, seen, work.signature, work.externals)
 
-    def again() -> Signature:
-        if apart:
-            return Signature.from_plain(_in_a_process(lambda: record(1)[0][0].signature.to_plain()))
-        return record(1)[0][0].signature
-
     result = _result_apart(here, _reach(*roots)) if apart else here()
+
+    def difference() -> str | None:
+        return first_difference(result.signature, record(1, result)[0][0].signature)
+
+    def difference_apart() -> str | None:
+        found: str | None = _in_a_process(difference)
+        return found
+
     watch = Watch(roots, result.seen, optimizer)
-    return Captured(result.graph, result.externals, watch, result.signature, again, foretold.learnt())
+    look = difference_apart if apart else difference
+    return Captured(result.graph, result.externals, watch, result.signature, look, foretold.learnt())
 
 
 def check_example(example: object) -> tuple[Any, ...]:
@@ -311,6 +313,7 @@ class _Capture:
         self.sources: dict[int, Source] = {}  # by raw tensor
         self.constants: dict[int, bytes] = {}
         self.seen = Observed()
+        self._seen_before: Observed | None = None
         self.outputs: list[torch.Tensor] = []
         self.gradients: list[torch.Tensor | None] = []
 
@@ -337,6 +340,12 @@ class _Capture:
         self.outputs = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
         if not self.outputs:
             raise UserError(f"{type(self.model).__name__} returns no tensor", received=type(result).__name__)
+
+    def expect(self, like: Signature, seen: Observed | None = None) -> None:
+        """Before it is recorded: while its calls are those of `like`, so are their results. seen: of that recording,
+        where this one need not be observed too."""
+        self.recorder.ahead = like.ahead
+        self._seen_before = seen
 
     @cached_property
     def signature(self) -> Signature:
@@ -383,7 +392,9 @@ class _Capture:
         """Record; turn whatever goes wrong into an error that names the module."""
         try:
             fused = _without_fused_recurrence(self.model)
-            with fused, _empty_autocast_cache(), self.recorder.active(), observed() as self.seen:
+            known = self._seen_before
+            observing = observed() if known is None else nullcontext(known)
+            with fused, _empty_autocast_cache(), self.recorder.active(), observing as self.seen:
                 yield
         except EdgetrainError:
             raise

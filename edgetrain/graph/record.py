@@ -14,14 +14,19 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -38,6 +43,7 @@ _HIDDEN_WRITES_TRAINING = 5  # position of their `training` flag
 _ATOMS: tuple[tuple[AtomSort, type], ...] = (
     ("dtype", torch.dtype), ("memory_format", torch.memory_format), ("layout", torch.layout), ("device", torch.device),
 )  # fmt: skip
+_DEVICE = torch.ops.prim.device.default
 _LIKE = (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
 
 
@@ -81,6 +87,14 @@ class Recording:
 
     def storage(self, tensor: int) -> int:
         return int(self.fakes[tensor].untyped_storage()._cdata)
+
+
+# Shape, strides, type, device; of a view the tensor that it shows, and from where on.
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int | None, int]
+# Is it one tensor, not a sequence of them? Each a new tensor, or the number of the one that was changed in place.
+Results = tuple[bool, tuple[Layout | int | None, ...]]
+# Number of a call, kernel, arguments → its results, or None.
+Ahead = Callable[[int, str, Any, Any], Results | None]
 
 
 @contextmanager
@@ -140,6 +154,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, modules: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.ahead: Ahead | None = None  # what is known already of the calls to come
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
         self.recording = Recording()
         self.phase: Phase = "forward"
@@ -279,6 +294,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # autograd asks for it several times at each of its nodes
         with paused():
             return self._dispatched(func, args, kwargs or {})
 
@@ -294,13 +311,36 @@ class Recorder(TorchDispatchMode):
             # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
             # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
-        result = foretold.result_of(func, args, kwargs)
+        asked = self._refs(args), self._refs(kwargs)
+        result = self._known(func, *asked)
+        if result is None:
+            result = foretold.result_of(func, args, kwargs)
         if func is aten.detach.default or func is aten.alias.default:
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
             return result
-        self._note(func, args, kwargs, result)
+        self._note(func, args, kwargs, asked, result)
         return result
+
+    def _known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Tensors laid out as those that this call gave in an earlier recording; None where that is not known."""
+        known = self.ahead(len(self.recording.calls), str(func), args, kwargs) if self.ahead else None
+        if known is None:
+            return None
+        single, layouts = known
+        with in_kernel_invocation_manager(self.fake_mode):
+            results = [None if layout is None else self._laid_out(layout) for layout in layouts]
+        return results[0] if single else tuple(results)
+
+    def _laid_out(self, layout: Layout | int) -> torch.Tensor:
+        if isinstance(layout, int):
+            return self.recording.fakes[layout]
+        shape, stride, dtype, device, base, offset = layout
+        if base is None:
+            plain = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        else:
+            plain = self.recording.fakes[base].as_strided(shape, stride, offset)
+        return FakeTensor(self.fake_mode, plain, device)
 
     def _turn_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`t.transpose_(0, 1)` and its like make a view, and the same Python object is that view from then on.
@@ -323,7 +363,8 @@ class Recorder(TorchDispatchMode):
         self.recording.fakes[number] = before
         self._number_of[id(before)] = number
         self._number_of.pop(id(target))
-        self._note(view, (before, *args[1:]), kwargs, target)
+        args = (before, *args[1:])
+        self._note(view, args, kwargs, (self._refs(args), self._refs(kwargs)), target)
         return target
 
     def _lift(self, value: torch.Tensor) -> torch.Tensor:
@@ -344,7 +385,9 @@ class Recorder(TorchDispatchMode):
             return {key: self._swap(item) for key, item in value.items()}
         return value
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _note(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: tuple[Any, Any], result: Any
+    ) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._refuse_seeding()
         written = {self._number(t) for t in _written(func, args, kwargs)}
@@ -356,8 +399,8 @@ class Recorder(TorchDispatchMode):
         self.recording.calls.append(
             RawCall(
                 func=func,
-                args=self._refs(args),
-                kwargs=self._refs(kwargs),
+                args=asked[0],
+                kwargs=asked[1],
                 outputs=[None if r is None else self._number(r) for r in results],
                 single=single,
                 writes=tuple(sorted(written)),

@@ -34,6 +34,8 @@ class Work(Protocol):
     @property
     def signature(self) -> Signature: ...
 
+    def expect(self, like: Signature) -> None: ...
+
 
 W = TypeVar("W", bound=Work)
 
@@ -51,6 +53,8 @@ def record_twice(works: Sequence[W], record: Callable[[W], None], before: Sequen
             for state in before:
                 state.clear_caches()
             if number == 0:
+                for later in works[1:]:
+                    later.expect(work.signature)
                 used = watch_numbers(place for state in before for place in state.places())
     decides_by = sorted(used)
     refuse_calls(seen)
