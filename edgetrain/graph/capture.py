@@ -32,7 +32,8 @@ from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from edgetrain import child
+from edgetrain import child, ranges
+from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
 from edgetrain.graph import batches, foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
@@ -93,6 +94,7 @@ class Captured:
         return first_difference(self.signature, self.again())
 
 
+@checked("model", "loss", "optimizer", "example")
 def capture(
     model: nn.Module,
     loss: Loss,
@@ -114,11 +116,14 @@ def capture(
     torch.nn.utils.clip_grad_norm_ does; all gradients live until the norm is known.
     use_cache: without effect: graphs are not kept on disk any more, for no hash covers all that a capture reads.
     """
+    if clip_norm is not None:
+        clip_norm = ranges.number("clip_norm", clip_norm, ranges.NORM)
     return capture_with_externals(
         model, loss, optimizer, example, unused=unused, memory_format=memory_format, clip_norm=clip_norm
     ).graph
 
 
+@checked("example")
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back. use_cache: as in `capture`."""
     batches.check_parameters(model)
