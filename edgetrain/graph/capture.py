@@ -11,7 +11,6 @@ statistics of a batch norm, excepted).
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,8 +115,6 @@ def capture(
     torch.nn.utils.clip_grad_norm_ does; all gradients live until the norm is known.
     use_cache: without effect: graphs are not kept on disk any more, for no hash covers all that a capture reads.
     """
-    if clip_norm is not None:
-        clip_norm = ranges.number("clip_norm", clip_norm, ranges.NORM)
     return capture_with_externals(
         model, loss, optimizer, example, unused=unused, memory_format=memory_format, clip_norm=clip_norm
     ).graph
@@ -157,9 +154,9 @@ def capture_with_externals(
     batches.check_model(model, loss)
     example = check_example(example)
     trained = optimizers.trained(optimizer)
-    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
+    if clip_norm is not None and clip_norm not in ranges.NORM:
         raise UserError(
-            "gradients cannot be clipped to that norm", expected="a number above 0", received=str(clip_norm)
+            "gradients cannot be clipped to that norm", expected=str(ranges.NORM), received=ranges.shown(clip_norm)
         )
     roots = ((model, "model"), (loss, "loss"))
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
