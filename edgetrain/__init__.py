@@ -8,6 +8,12 @@ The public names, one by one. Each arrow of the pipeline is one function and one
 For firmware: `lower_for_firmware` → Graph → `plan` → Plan → `export` → a C project.
 """
 
+# ruff: noqa: E402  # Ctrl-C is in order before the imports that take seconds
+
+from edgetrain import interrupts
+
+interrupts.starting()
+
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.model import model_costs
 from edgetrain.costs.table import Costs

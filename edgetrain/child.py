@@ -7,7 +7,9 @@ other, and capturing leaves memory behind that a small device does not have.
              (the threads of kernels do not come along)
     run      a fresh one, given a function by name and plain JSON data: for work that does
 
-Both give back plain JSON data.
+    command  a program, such as a compiler
+
+The first two give back plain JSON data.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +41,7 @@ _CODE = "import sys; sys.path[:] = sys.argv[3:]; from edgetrain.child import mai
 
 _PROGRESS = re.compile(r"progress (\d+) (\d+)\n")
 _PR_SET_PDEATHSIG = 1
+_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class Ended(InternalError):
@@ -49,26 +52,37 @@ def forked(work: Callable[[], Any], *, most_bytes: int | None = None, time_limit
     """What `work` returns in a copy of this process. `Ended` if it takes more than `most_bytes` of its own, or more
     time than the limit."""
     reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking beside threads: see above
-        pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        _answer(work, writer, most_bytes)
-    os.close(writer)
+    pid, mask = 0, signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking beside threads: see above
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the copy must not run the handlers of this process
+            pid = os.fork()
+            if pid == 0:
+                os.close(reader)
+                _answer(work, writer, most_bytes)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             said = pipe.read() if _answers(reader, time_limit_s) else b""
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        status = _killed(pid)
     if not said:
         raise Ended(f"a process that worked for this one ended without an answer (status {status})")
     answer = json.loads(said)
     if "failed" in answer:
         raise InternalError(f"a process that worked for this one failed: {answer['failed']}")
     return answer["found"]
+
+
+def _killed(pid: int) -> int | None:
+    """How the process ended, at the latest now."""
+    if not pid:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
 
 
 def _answers(reader: int, time_limit_s: float | None) -> bool:
@@ -81,7 +95,10 @@ def _answers(reader: int, time_limit_s: float | None) -> bool:
 def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoReturn:
     """The copy's side; nothing of the original runs on in it."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
+        for number in _SIGNALS:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ctrl-C goes to the parent, which ends this process
         _die_with_parent()
         gc.freeze()  # a collection would write to every object, and so copy all pages of the original
         if most_bytes is not None:
@@ -142,6 +159,22 @@ def run(
         if not result.exists():
             raise InternalError(f"{function} failed in its process ({process.returncode}): {said[-2000:]}")
         return json.loads(result.read_text(encoding="utf-8"))
+
+
+def command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end. Whatever ends the wait ends the program, and what it has started."""
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        process_group=0,
+    )  # fmt: skip
+    try:
+        out, said = process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, said)
 
 
 def main(function: str, folder: str) -> None:

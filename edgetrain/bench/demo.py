@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import InternalError
+from edgetrain.interrupts import not_for_children
 from edgetrain.measure.profile import profile
 from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder, Value, new_record, write_atomic
@@ -185,7 +187,9 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_work, args=(other, name, settings), daemon=True)
-        self._process.start()
+        resource_tracker.ensure_running()  # it would let Ctrl-C through again
+        with not_for_children():
+            self._process.start()
         other.close()
         self._receive()
 

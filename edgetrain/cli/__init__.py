@@ -30,6 +30,7 @@ from edgetrain.cli.profile import profile
 from edgetrain.cli.report import report
 from edgetrain.cli.train import train
 from edgetrain.errors import EdgetrainError, InternalError
+from edgetrain.interrupts import START_AGAIN, interruptible, over
 
 app = typer.Typer(
     name="edgetrain",
@@ -46,9 +47,9 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: object, **options: object) -> None:
         check_names(options)
         try:
-            command(*args, **options)
+            interruptible(lambda: command(*args, **options))
         except KeyboardInterrupt:
-            raise stopped("nothing new to resume from: give the same command to start again") from None
+            raise stopped(START_AGAIN) from None
 
     return run
 
@@ -77,7 +78,10 @@ def options(
 def main() -> None:
     """The entry point of the `edgetrain` command."""
     try:
-        app()  # exits by itself: 0, or 2 on wrong use
+        try:
+            app()  # exits by itself: 0, or 2 on wrong use
+        finally:
+            over()
     except InternalError:
         raise
     except EdgetrainError as error:

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from edgetrain import interrupts
 from edgetrain.run.activity import shown_by
 
 notes = Console(stderr=True, highlight=False)
@@ -68,6 +69,7 @@ _QUOTES = "\"'"
 
 def stopped(how_to_go_on: str) -> typer.Exit:
     """To raise after Ctrl-C, in every command: says so, and ends with the exit code that shells give it."""
+    interrupts.over()
     notes.print(f"stopped by Ctrl-C; {how_to_go_on}", markup=False, soft_wrap=True)
     return typer.Exit(130)
 

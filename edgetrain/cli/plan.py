@@ -273,9 +273,9 @@ def _parts(sweep: str | None) -> tuple[float, ...]:
     try:
         if sweep.strip().isdecimal():
             number = int(sweep)
-            parts = tuple(n / number for n in range(number, 0, -1))
             if not 2 <= number <= _MOST_POINTS:
                 raise ValueError
+            parts = tuple(n / number for n in range(number, 0, -1))
         else:
             parts = tuple(sorted({float(word) for word in sweep.split(",")}, reverse=True))
         if not all(0 < part <= 1 for part in parts) or len(parts) > _MOST_POINTS:

@@ -123,7 +123,9 @@ def _repeated(folder: Path, repeats: int) -> dict[str, Value]:
         notes.print(f"repeat {number} of {repeats}, in a fresh process")
         inner = folder / f"repeat-{number}"
         command = [sys.executable, "-m", "edgetrain", *_without(sys.argv[1:], "--out", "--repeats", "--json")]
-        done = subprocess.run([*command, "--out", str(inner), "--json"], stdout=subprocess.PIPE, check=False)
+        command += ["--out", str(inner), "--json"]
+        # In a group of its own: Ctrl-C goes to this process, which ends it.
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, process_group=0)
         if done.returncode:
             raise UserError(f"repeat {number} failed with exit code {done.returncode}; what was measured is in {inner}")
         folders.append(inner)

@@ -122,9 +122,9 @@ def train(
                 memory=memory, process_memory=process_memory, planner=planner, page_to=page_to, resume=resume,
                 given=given, micro_batches=parts, allow_inexact=allow_inexact,
             )  # fmt: skip
+        _tell(result, folder, given, json)
     except KeyboardInterrupt:
         raise stopped(_how_to_go_on(folder, given)) from None
-    _tell(result, folder, given, json)
 
 
 def _can_resume(out: Path | None) -> bool:

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from edgetrain import cache, child, ranges
+from edgetrain import cache, child, files, ranges
+from edgetrain.arguments import checked
 from edgetrain.costs import calls
 from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
@@ -45,6 +46,7 @@ MOST_REPEATS = 20
 MAX_KEPT = 20_000  # calls in the file of one machine: it is read whole
 
 
+@checked()
 def measure_costs(
     graph: Graph,
     *,
@@ -91,7 +93,7 @@ def measure_costs(
         _cost(graph, op, {way: known.get(key) for way, key in row.items()})
         for op, row in zip(graph.ops, wanted, strict=True)
     )
-    store = None if page_to is None else measure_store(page_to, use_cache=use_cache)
+    store = None if page_to is None else measure_store(files.checked_path(page_to, "folder"), use_cache=use_cache)
     return Costs(graph.key, "measured", ops, about, store)
 
 

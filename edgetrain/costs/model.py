@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgetrain.arguments import checked
 from edgetrain.costs import calls
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
 from edgetrain.costs.work import Kind, Work, work
@@ -31,6 +32,7 @@ from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op
 
 
+@checked()
 def model_costs(graph: Graph, device: str | Device, *, processor: str | None = None) -> Costs:
     """What the ops of the graph would cost on the device.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgetrain import saved
+from edgetrain import child, saved
 from edgetrain.devices.device import unknown_command
 from edgetrain.errors import InternalError, UserError
 from edgetrain.files import refuse_links
@@ -124,7 +124,7 @@ def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | Non
     require("make")
     program = f"build/{PROGRAMS[variant]}"
     command = ["make", "-s", "-j2", "-C", str(folder), program] + ([f"CC={compiler}"] if compiler else [])
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = child.command(command)
     if done.returncode:
         if "overflowed by" in done.stderr or "will not fit in region" in done.stderr:
             raise UserError("the program does not fit the board", received=_first_lines(done.stderr))

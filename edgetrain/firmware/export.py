@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edgetrain.arguments import checked
 from edgetrain.errors import UserError
 from edgetrain.files import checked_path, refuse_link
 from edgetrain.firmware import board_files
@@ -76,6 +77,7 @@ class Project:
         return self.arena_bytes + self.lasting_bytes
 
 
+@checked()
 def export(
     graph: Graph,
     plan: Plan,

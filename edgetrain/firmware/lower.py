@@ -26,6 +26,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from edgetrain.arguments import checked
 from edgetrain.firmware import lower_norms, lower_pools, lower_products
 from edgetrain.firmware.lowering import (
     ABOUT,
@@ -56,6 +57,7 @@ def is_lowered(graph: Graph) -> bool:
     return ABOUT in graph.about
 
 
+@checked()
 def lower_for_firmware(graph: Graph, model: nn.Module | None = None) -> Graph:
     """The same step in ops that firmware has kernels for. model: whose step it is; errors then name its layers."""
     if is_lowered(graph):

@@ -11,7 +11,6 @@ statistics of a batch norm, excepted).
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,8 @@ from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from edgetrain import child
+from edgetrain import child, ranges
+from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
 from edgetrain.graph import batches, foretold, optimizers
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
@@ -89,6 +89,7 @@ class Captured:
     layouts: object
 
 
+@checked("model", "loss", "optimizer", "example")
 def capture(
     model: nn.Module,
     loss: Loss,
@@ -115,6 +116,7 @@ def capture(
     ).graph
 
 
+@checked("example")
 def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bool = True) -> Graph:
     """The graph of a prediction, in eval mode. The model's training flags are put back. use_cache: as in `capture`."""
     batches.check_parameters(model)
@@ -148,9 +150,9 @@ def capture_with_externals(
     batches.check_model(model, loss)
     example = check_example(example)
     trained = optimizers.trained(optimizer)
-    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
+    if clip_norm is not None and clip_norm not in ranges.NORM:
         raise UserError(
-            "gradients cannot be clipped to that norm", expected="a number above 0", received=str(clip_norm)
+            "gradients cannot be clipped to that norm", expected=str(ranges.NORM), received=ranges.shown(clip_norm)
         )
     roots = ((model, "model"), (loss, "loss"))
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from edgetrain.arguments import checked
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import ITEM_BYTES, PERSISTENT, PHASES, ROLES, Graph, Op, Tensor
 
@@ -16,6 +17,7 @@ _ACCUMULATE = "edgetrain.accumulate.update"  # as in accumulate.py, which reads 
 Rule = Callable[[Graph], Iterator[str]]
 
 
+@checked()
 def verify(graph: Graph) -> None:
     """Raises InternalError with every rule that is broken (the first ten)."""
     broken = broken_rules(graph)

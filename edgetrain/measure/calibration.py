@@ -31,6 +31,7 @@ from typing import Any
 
 from edgetrain import saved
 from edgetrain.errors import UserError
+from edgetrain.interrupts import not_for_children
 from edgetrain.measure.record import write_atomic
 from edgetrain.measure.sensors import core_time
 from edgetrain.measure.sensors.source import text
@@ -40,10 +41,11 @@ from edgetrain.measure.sensors.source import text
 PLUS_MINUS = 0.15
 _LEAST_DIFFERENCE = 0.5  # of a core: with less between idle and busy, noise decides
 _WORK = """
-import sys, time
+import os
 import numpy
+parent = os.getppid()
 a = numpy.random.default_rng(0).random((192, 192), dtype=numpy.float32)
-while True:
+while os.getppid() == parent:
     numpy.matmul(a, a)
 """
 
@@ -194,8 +196,11 @@ def _busy_s(root: Path) -> float:
 def _at_work(cores: int) -> Iterator[None]:
     """That many processes multiply matrices while the block runs."""
     one = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    workers = [subprocess.Popen([sys.executable, "-c", _WORK], env=one) for _ in range(cores)]
+    workers: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(cores):
+            with not_for_children():
+                workers.append(subprocess.Popen([sys.executable, "-c", _WORK], env=one))
         yield
     finally:
         for worker in workers:

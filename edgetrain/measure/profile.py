@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgetrain.arguments import checked
 from edgetrain.errors import UserError
 from edgetrain.measure import likeness, metrics
 from edgetrain.measure.attribute import Ops, Windows, attribute, counted, gauged
@@ -77,6 +78,7 @@ class Profile:
         return ", ".join(told)
 
 
+@checked("batch")
 def profile(
     step: Step,
     batch: Sequence[Any],

@@ -33,7 +33,7 @@ from typing import Literal, TypeVar, cast, get_args
 import torch
 
 from edgetrain import files
-from edgetrain.errors import UserError
+from edgetrain.errors import Infeasible, UserError
 
 SCHEMA = 2  # 1 had no intervals and no notes
 Origin = Literal["measured", "derived", "modelled", "unavailable"]
@@ -156,6 +156,10 @@ class Record:
             checked_name(name)
 
 
+class Taken(UserError):
+    """Another process works in the folder."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of one run. Holds a path and nothing else: every state is in the files."""
@@ -229,7 +233,7 @@ class RunFolder:
             file = files.writable(self.path / _LOCK, "ab")
         with file:
             if not _flock(file.fileno()):
-                raise UserError(
+                raise Taken(
                     f"Another process is running in {self.path}.",
                     next_step="Wait for it, stop it, or name another folder.",
                 )
@@ -238,13 +242,18 @@ class RunFolder:
 
 @contextlib.contextmanager
 def removed_if_interrupted(path: Path) -> Iterator[None]:
-    """Ctrl-C in the block removes the run folder that the block made, unless something has come of the run by then."""
-    there = path.exists()
+    """Ctrl-C or an error in the block removes the run folder that the block made, unless something has come of the run
+    by then."""
+    missing = [folder for folder in (path, path.parent) if not folder.exists()]
     try:
         yield
-    except KeyboardInterrupt:
-        if not there and _is_bare(path):
+    except Taken:
+        raise  # what is there is the other's
+    except (KeyboardInterrupt, UserError, Infeasible):
+        if path in missing and _is_bare(path):
             shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty
+                missing[-1].rmdir()
         raise
 
 

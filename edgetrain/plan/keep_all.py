@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgetrain.arguments import checked
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops.call import cannot_fail
@@ -35,6 +36,7 @@ def early_is_safe(graph: Graph) -> bool:
     return on_cpu and arena.available() and all(cannot_fail(op) for op in graph.ops if op.phase != "forward")
 
 
+@checked()
 def keep_all(
     graph: Graph,
     *,

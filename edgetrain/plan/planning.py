@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edgetrain import child, ranges
+from edgetrain.arguments import checked
 from edgetrain.closest import unknown
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, UserError
@@ -64,6 +65,7 @@ SEARCHING = ("optimal", "poet", "recompute-only", "page-only")
 PLANNERS = ("auto", "keep-all", *SEARCHING, *SIMPLE)
 
 
+@checked()
 def plan(
     graph: Graph,
     costs: Costs,

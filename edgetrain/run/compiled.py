@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgetrain.arguments import checked
 from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
@@ -47,6 +48,7 @@ A_TRANSFER = "a transfer failed"
 _ATTEMPT = 6  # where it is among what a program is given: there it is what holds signals back
 
 
+@checked()
 def compile_step(
     graph: Graph,
     plan: Plan,

@@ -51,9 +51,9 @@ class Options:
         if self.follow is not None and self.process_memory_bytes is not None:
             raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
         if needs and self.planner not in ("auto", "keep-all"):
-            raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory or process_memory")
+            raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory= or process_memory=")
         if needs and self.page_to is not None:
-            raise UserError("without a budget nothing is paged", next_step="give memory or process_memory")
+            raise UserError("without a budget nothing is paged", next_step="give memory= or process_memory=")
 
     @property
     def keeps_all(self) -> bool:

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from edgetrain.arguments import checked
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph import optimizers
@@ -63,6 +64,7 @@ class BudgetWarning(UserWarning):
     """The budget fell in the middle of a step, and could not be followed. The step is right all the same."""
 
 
+@checked("model", "loss", "optimizer", "example", "process_memory")
 def prepare(
     model: nn.Module,
     loss: Callable[..., torch.Tensor],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import re
 import time
 import typing
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from edgetrain.cli import app
 from edgetrain.cli.output import in_words_of_commands
 from edgetrain.closest import closest
 from edgetrain.devices import device
-from edgetrain.errors import UserError
+from edgetrain.errors import Infeasible, UserError
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.planning import PLANNERS, check_planner
 from edgetrain.ranges import Range
@@ -97,6 +98,7 @@ def test_what_is_no_number_in_the_range(
       "--input-size", "3000", "--memory", "1GB"), "memory"), (("profile", "vgg16", "--input-size", "65536", "--batch",
       "99"), "memory"), (("plan", "lenet", "--memory", "9" * 400 + "GB"), "--memory"),
      (("plan", "lenet", "--memory", "1GB", "--sweep", "9" * 5000), "--sweep"),
+     (("plan", "lenet", "--memory", "1GB", "--sweep", "9" * 40), "--sweep"),
      (("plan", "lenet", "--memory", "1GB", "--micro-batches", "9" * 5000), "--micro-batches"),
      (("profile", "lenet", "--cores", "0-99999999999"), "cores"),
      (("profile", "lenet", "--cores", "9" * 5000), "cores")],
@@ -176,3 +178,19 @@ def test_errors_of_commands_speak_of_options() -> None:
     told = in_words_of_commands("accept it with allow_inexact=True, memory=\"300MB\" or planner='fast'; see page_to")
     assert told == "accept it with --allow-inexact, --memory 300MB or --planner fast; see --page-to"
     assert in_words_of_commands("there is no folder /data/page_to/x") == "there is no folder /data/page_to/x"
+
+
+@pytest.mark.parametrize("words", [("--page-to", "pages"), ("--memory", "10KB"), ("--planner", "optimal")], ids=str)
+def test_a_run_that_is_refused_leaves_no_folder(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in ((), ("--out", "mine")):
+        ended = CliRunner().invoke(app, ["train", "lenet", *words, *out])
+        assert isinstance(ended.exception, UserError | Infeasible), repr(ended.exception)
+        told = in_words_of_commands(str(ended.exception))
+        assert not re.search(r"\w=|process_memory|give memory", told)
+        assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    CliRunner().invoke(app, ["train", "lenet", *words, "--out", "mine"])
+    assert (tmp_path / "mine").is_dir()  # it was there before
