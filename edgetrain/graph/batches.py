@@ -88,6 +88,11 @@ def _as_tensor(arrays: bool) -> str:
     return "torch.from_numpy(array)" if arrays else "torch.tensor(numbers)"
 
 
+def place_of(module: str, outermost: str) -> str:
+    """Where an op is called, in words. module: its path, empty in code outside of all parts of the model."""
+    return f"module {module}" if module else f"the loss or the outermost forward of {outermost}"
+
+
 def other_type(model: nn.Module, batch: Sequence[Any]) -> str | None:
     """What to do where the batch has numbers of another type than the model's parameters; None where it has not."""
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}

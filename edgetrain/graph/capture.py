@@ -42,6 +42,7 @@ from edgetrain.graph.observe import Observed, observed, stop_observing
 from edgetrain.graph.reach import SHELVES, Reach
 from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
 from edgetrain.graph.restore import Before
+from edgetrain.graph.settings import require_trainable
 from edgetrain.graph.signature import Signature, first_difference, signature_of
 from edgetrain.graph.steady import record_twice, refuse_calls
 from edgetrain.graph.verify import verify
@@ -147,6 +148,7 @@ def capture_with_externals(
 
     apart: in a process of its own, so that what tracing leaves in memory goes with it.
     """
+    require_trainable()
     batches.check_model(model, loss)
     example = check_example(example)
     trained = optimizers.trained(optimizer)
@@ -305,7 +307,7 @@ class _Capture:
         self.model = model
         self.reach = reach
         self.modules = {id(module): name for name, module in model.named_modules()}
-        self.recorder = Recorder(self.modules)
+        self.recorder = Recorder(self.modules, type(model).__name__)
         self.externals: dict[str, torch.Tensor] = {}
         self.batch = [
             self.recorder.fake_input(item) if isinstance(item, torch.Tensor | Like) else item for item in example
@@ -439,13 +441,14 @@ class _Capture:
 
     def _refuse_random_backward(self) -> None:
         for call in self.recorder.recording.calls:
+            where = batches.place_of(call.module, type(self.model).__name__)
             if (
                 call.phase == "backward"
                 and torch.Tag.nondeterministic_seeded in call.func.tags
                 and "dropout" not in str(call.func)
             ):
                 raise UserError(
-                    f"module {call.module} draws random numbers in the backward pass ({call.func}); "
+                    f"{where} draws random numbers in the backward pass ({call.func}); "
                     "torch.utils.checkpoint over dropout does so, and the masks would not be those of the forward pass",
                     next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation",
                 )
@@ -577,7 +580,7 @@ def _unreached(names: list[str]) -> UserError:
 
 
 def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[Any]) -> UserError:
-    where = f"module {module}" if module else f"the loss or the outermost forward of {type(model).__name__}"
+    where = batches.place_of(module, type(model).__name__)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     values = _NO_VALUES in first  # read in C++
     if values or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
@@ -587,6 +590,12 @@ def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[An
             expected="control flow and shapes that depend on shapes and settings alone",
             next_step="replace `if tensor:`, .item(), .tolist() or masked indexing by torch.where or a mask; give "
             "torch's own layers what they would look for (is_causal=, validate_args=False)",
+        )
+    if "_will_engine_execute_node" in first:
+        return UserError(
+            "a hook waits for the gradients of several parameters together (register_multi_grad_hook), and a captured "
+            "step could not call it",
+            next_step="remove it, and use register_hook on each parameter or step.gradients(...)",
         )
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))

@@ -118,6 +118,8 @@ def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*args, **kwargs)
     if func in _CONTIGUOUS and args[0].device.type == "cpu":
         return _each(result, lambda t: torch.empty_like(t, memory_format=torch.contiguous_format))
+    if func is aten._embedding_bag.default and args[0].device.type == "cpu":
+        return _bags(result, args)
     if func in _NORMS:
         kept = next((p.dtype for p in args[_NORMS[func]] if p is not None), args[0].dtype)
         return result[0], *(torch.empty_like(t, dtype=kept) for t in result[1:])
@@ -137,6 +139,19 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: tuple[Seq
     if {len(lengths[0]), len(lengths[1])} != {samples} or not room or max(lengths[0], default=0) > steps:
         raise ValueError(f"ctc_loss: the lengths do not fit {samples} samples of {steps} steps and their targets")
     return log_probs.new_empty(samples), log_probs.new_empty(samples, steps, 2 * longest + 1)
+
+
+def _bags(result: Any, args: tuple[Any, ...]) -> Any:
+    """What an embedding bag on a CPU keeps for its backward: the bag of each index, with room for one more, or nothing
+    where a sum is computed at once; and the sizes of the bags, with room for the last offset."""
+    given = dict(zip((a.name for a in aten._embedding_bag.default._schema.arguments), args, strict=False))
+    weight, indices, offsets, scales = *args[:3], given.get("per_sample_weights")
+    at_once = given.get("mode", 0) == 0 and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    at_once = at_once and given.get("padding_idx", -1) < 0 and weight.stride(1) == 1
+    at_once = at_once and (scales is None or scales.stride(0) == 1)
+    bag_of = result[1].new_empty(0 if at_once else indices.numel() + 1)
+    sizes = result[2].new_empty(offsets.numel())
+    return result[0], bag_of[: indices.numel()], sizes[: result[2].numel()], result[3]
 
 
 def _each(result: Any, change: Any) -> Any:

@@ -17,6 +17,8 @@ and the loss is a mean, up to a factor that a test with numbers finds (run/mean_
 - values by sample become reduced by sums and means alone, among them those of the known losses, without class weights
   (they divide by the weights of the labels that there are);
 - what is reduced is only added, or multiplied by what does not depend on the batch; it meets values by sample nowhere;
+- no kernel takes from the batch the places in another tensor where it reads (the bags of an EmbeddingBag that begin at
+  `offsets`): in a part of the batch these would be other places, and the kernels do not check them;
 - where it is divided by a count of the samples that count (labels that are not ignored), all of them count: a `Check`.
 
 What this cannot see is a kernel that mixes samples and keeps their dimension: batch norm, a softmax over samples, a
@@ -44,6 +46,8 @@ _REDUCES = {"sum", "mean"}
 _LINEAR = {"add", "sub", "rsub", "neg", "clone", "_to_copy", "copy", "stack", "cat", "sum", "mean", "expand", "detach"}
 # What they make depends on the shape of what they read, and on nothing else of it.
 _SHAPE_ALONE = {"ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+# Read at places that an argument gives, unchecked; where that stands.
+_BY_PLACE = {"_embedding_bag": 2, "_embedding_bag_forward_only": 2}
 _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "norm.statistics", "batch_norm_with_update")
 
 
@@ -188,6 +192,9 @@ class _Pair:
             for t in op.creates:
                 if len(self.samples(t)) > 1 and self.flow.depends(t):
                     raise _refused(op, "compares samples with each other")
+            places = op.args[_BY_PLACE[_short(op)]] if _short(op) in _BY_PLACE else None
+            if isinstance(places, Ref) and self.flow.depends(places.tensor):
+                raise _refused(op, "reads where an item of the batch says, which holds for the whole batch alone")
             if _is_batch_norm(op):
                 continue  # the test with numbers tells; instance norm runs this kernel too, and mixes nothing
             read = [t for t in op.reads if self.flow.depends(t)]

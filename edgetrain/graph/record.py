@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph import foretold
+from edgetrain.graph import batches, foretold
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 from edgetrain.graph.observe import paused
 
@@ -124,15 +124,15 @@ def without_their_cache() -> Iterator[None]:
 
 
 class _ValuesRefused(TorchFunctionMode):
-    """Refuses what reads a tensor's memory without a kernel call, and so without the recorder's knowledge. What writes
-    it so is computed by kernels."""
+    """Refuses what reads a tensor's memory, or asks where it is, without a kernel call, and so without the recorder's
+    knowledge. What writes it so is computed by kernels."""
 
     _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in self._READERS:
+        if func in self._READERS or (func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor)):
             name: Any = f"Tensor.{func.__name__}"
             raise DataDependentOutputException(name)
         if func is nn.functional.ctc_loss and not isinstance(args[3], torch.Tensor):
@@ -152,15 +152,17 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, steps: Any, length
 class Recorder(TorchDispatchMode):
     """Writes down each kernel call. Use it inside its fake mode: `with recorder.active(): …`."""
 
-    def __init__(self, modules: Mapping[int, str]) -> None:
+    def __init__(self, modules: Mapping[int, str], outermost: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ahead: Ahead | None = None  # what is known already of the calls to come
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
         self.recording = Recording()
         self.phase: Phase = "forward"
-        self._names = modules
+        self._names, self._outermost = modules, outermost
         self._stack: list[str] = []
         self._number_of: dict[int, int] = {}
+        self._places: dict[int, tuple[Any, ...]] = {}  # number → where it lies
+        self._number_at: dict[tuple[Any, ...], int] = {}  # where a tensor lies → the first number there
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
         self._inputs: list[torch.Tensor] = []
@@ -192,8 +194,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def _where(self) -> str:
-        source = self._source()
-        return f"module {source}" if source else "the loss or the outermost forward"
+        return batches.place_of(self._source(), self._outermost)
 
     def fake_input(self, like: torch.Tensor | Like) -> torch.Tensor:
         """A fake tensor of the same shape and type; the batch is given this way."""
@@ -217,10 +218,7 @@ class Recorder(TorchDispatchMode):
         """The number of a tensor that the recording knows, or of a real one from now on."""
         if not isinstance(tensor, FakeTensor):
             tensor = self._fake(tensor)
-        found = self._number_of.get(id(tensor))
-        if found is None:
-            raise InternalError(f"a tensor of shape {tuple(tensor.shape)} came from outside the recording")
-        return found
+        return self._known(tensor)
 
     def outlive_step(self, tensors: Sequence[torch.Tensor | None]) -> list[bool]:
         """Which are (views of) real tensors, such as a parameter that a custom function hands on as a gradient?"""
@@ -234,7 +232,30 @@ class Recorder(TorchDispatchMode):
             self._refuse_kind(fake)
             known = self._number_of[id(fake)] = len(self.recording.fakes)
             self.recording.fakes.append(fake)
+            place = self._places[known] = _place(fake)
+            self._number_at.setdefault(place, known)
         return known
+
+    def _known(self, fake: torch.Tensor) -> int:
+        """The number of a fake tensor that a kernel made or that was given in, or of another object for the same one.
+
+        Python can make such an object without a kernel call (`as_subclass`, `copy.copy`), and exchange what an object
+        stands for (`t.data = …`, `swap_tensors`): the first is followed, the second refused.
+        """
+        place, number = _place(fake), self._number_of.get(id(fake))
+        if number is None:
+            number = self._number_at.get(place)
+            if number is not None:
+                self._number_of[id(fake)] = number
+                self.recording.fakes.append(fake)  # kept for its identity only
+        if number is None or self._places[number] != place:
+            raise UserError(
+                f"{self._where} works with a tensor of shape {tuple(fake.shape)} whose memory was exchanged, or that "
+                "came about, without a kernel of torch: a captured step cannot do so again",
+                expected="tensors that torch's functions give",
+                next_step="write `t = new` or t.copy_(new) in place of `t.data = new`, and take no tensors apart",
+            )
+        return number
 
     def _refuse_kind(self, tensor: torch.Tensor) -> None:
         kind = unsupported(tensor)
@@ -422,10 +443,10 @@ class Recorder(TorchDispatchMode):
 
     def _refs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return RawRef(self._number(value))
+            return RawRef(self._known(value))
         if isinstance(value, torch.Generator):
             raise UserError(
-                f"module {self.module or 'of the loss'} draws random numbers from a torch.Generator of its own",
+                f"{self._where} draws random numbers from a torch.Generator of its own",
                 expected="random numbers of torch's default generator, whose state a step can take back",
                 next_step="leave generator= out, and seed with torch.manual_seed",
             )
@@ -478,6 +499,13 @@ def out_of_place(func: Any) -> Any | None:
 
 def _signature(func: Any) -> list[tuple[str, str, bool]]:
     return [(a.name, str(a.type), a.kwarg_only) for a in func._schema.arguments]
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The storage first, and where in it the tensor lies."""
+    lazy = tensor.is_conj(), tensor.is_neg()
+    storage = int(tensor.untyped_storage()._cdata)
+    return storage, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *lazy
 
 
 def _dense(tensor: torch.Tensor) -> bool:

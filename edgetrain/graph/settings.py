@@ -1,8 +1,10 @@
-"""Global switches of torch that change which kernels a model calls."""
+"""Global switches of torch that change which kernels a model calls, or that leave nothing to capture."""
 
 from __future__ import annotations
 
 import torch
+
+from edgetrain.errors import UserError
 
 
 def settings() -> tuple[object, ...]:
@@ -16,6 +18,8 @@ def settings() -> tuple[object, ...]:
         torch.get_autocast_dtype("cpu"),
         torch.get_autocast_dtype("cuda"),
         torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
@@ -28,3 +32,17 @@ def settings() -> tuple[object, ...]:
         backends.cuda.mem_efficient_sdp_enabled(),
         backends.mha.get_fastpath_enabled(),
     )
+
+
+def require_trainable() -> None:
+    """Refuse the switches under which no training step can be captured."""
+    if torch.is_inference_mode_enabled():
+        raise UserError(
+            "nothing can be trained within torch.inference_mode()",
+            next_step="prepare and call the step outside of it; torch.no_grad() around a step does no harm",
+        )
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise UserError(
+            "torch.autograd.detect_anomaly() looks at the values of each gradient, and a captured step would not",
+            next_step="turn it off; check_finite=True of et.prepare refuses what is not finite",
+        )

@@ -163,7 +163,7 @@ def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Ten
             received=f"{item.dtype}{list(item.shape)}" if isinstance(item, torch.Tensor) else repr(item),
             next_step="call the step that et.prepare gave; it captures other shapes by itself",
         )
-    given: torch.Tensor = item.detach()
+    given: torch.Tensor = item.detach().resolve_conj().resolve_neg()  # the graph has numbers as they lie in memory
     if given.stride() == tensor.stride:
         return given
     return torch.empty_strided(tensor.shape, tensor.stride, dtype=given.dtype, device=given.device).copy_(given)

@@ -24,6 +24,7 @@ from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.accumulate import accumulates_only
+from edgetrain.graph.batches import place_of
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
@@ -79,8 +80,8 @@ class LayoutMismatch(UserError):
     learnt: the next capture will be another; there is reason to try again.
     """
 
-    def __init__(self, op: Op, predicted: str, measured: str, *, learnt: bool) -> None:
-        where = f"module {op.module}" if op.module else "the loss or the outermost forward"
+    def __init__(self, graph: Graph, op: Op, predicted: str, measured: str, *, learnt: bool) -> None:
+        where = place_of(op.module, str(graph.about.get("model", "the model")))
         super().__init__(
             f"{where} calls {op.kind} ({op.name}), and how its result lies in memory cannot be predicted",
             expected=predicted,
@@ -349,6 +350,7 @@ class CompiledStep:
                 n_bytes = found[2]  # a view of something that may itself be a part of something larger
             if found != (tensor.shape, tensor.dtype, n_bytes) or _steps(real) != _steps(tensor):
                 raise LayoutMismatch(
+                    self.graph,
                     self.graph.ops[op],
                     f"{tensor}, stride {tensor.stride}, {n_bytes} bytes",
                     f"{found[1]}{list(found[0])}, stride {real.stride()}, {found[2]} bytes",

@@ -95,6 +95,29 @@ def test_norms_keep_statistics_in_the_type_of_their_parameters(dtype: torch.dtyp
         assert told(kernel, args) == layouts(kernel(*args)), kernel
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("padding", [-1, 2])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_a_bag_keeps_for_its_backward(
+    dtype: torch.dtype, mode: int, padding: int, last: bool, weighted: bool
+) -> None:
+    func, scales = (
+        torch.ops.aten._embedding_bag.default,
+        torch.ones(12, dtype=dtype) if weighted and mode == 0 else None,
+    )
+    args = (
+        torch.ones(10, 4, dtype=dtype), torch.arange(12) % 9, torch.tensor([0, 3, 12]), False, mode, False, scales,
+        last, padding,
+    )  # fmt: skip
+    real = func(*args)
+    with FakeTensorMode() as fakes_of:
+        fakes = tuple(fakes_of.from_tensor(a) if isinstance(a, Tensor) else a for a in args)
+        predicted = foretold.result_of(func, fakes, {})
+    assert [foretold.layout_of(t) for t in predicted] == [foretold.layout_of(t) for t in real]
+
+
 def test_what_was_learnt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foretold, "_learnt", {})
     args = (contiguous(), channels_last())

@@ -65,6 +65,46 @@ def test_plain_training_beside_a_step_is_not_warned_of() -> None:
         assert other is not model
 
 
+SURROUNDINGS: dict[str, tuple[Callable[[], Any], str | None]] = {
+    "no gradients": (torch.no_grad, None),
+    "gradients": (torch.enable_grad, None),
+    "inference": (torch.inference_mode, "inference_mode"),
+    "anomalies": (torch.autograd.detect_anomaly, "detect_anomaly"),
+    "anomalies without a look at values": (lambda: torch.autograd.detect_anomaly(check_nan=False), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_what_is_around_a_step_takes_part_or_is_refused(name: str) -> None:
+    around, refused = SURROUNDINGS[name]
+    left = []
+    for inside in (False, True):
+        model, optimizer = work()
+        step = et.prepare(model, mean_square, optimizer, (X,))
+        step(X)
+        if inside and refused:
+            before = [p.clone() for p in model.parameters()]
+            with around(), pytest.raises(UserError, match=refused):
+                step(X)
+            with around(), pytest.raises(UserError, match=refused):
+                et.prepare(model, mean_square, optimizer, (X,))
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        with around() if inside and not refused else torch.enable_grad():
+            step(X)
+        left.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
+
+
+def test_a_hook_on_several_gradients_together_is_refused_by_name() -> None:
+    model, optimizer = work()
+    handle = torch.autograd.graph.register_multi_grad_hook(tuple(model.parameters()), lambda _: None)
+    with pytest.raises(UserError, match="register_multi_grad_hook"):
+        et.prepare(model, mean_square, optimizer, (X,))
+    handle.remove()
+    et.prepare(model, mean_square, optimizer, (X,))(X)
+
+
 def plainly(self: torch.optim.Optimizer) -> None:
     return None
 

@@ -5,6 +5,7 @@ The ops and their arguments are drawn from `op_db` by a seed; `EDGETRAIN_EXAMPLE
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Callable
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils.checkpoint import checkpoint
 
 import edgetrain as et
-from edgetrain.errors import UserError
+from edgetrain.errors import Infeasible, UserError
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60"))
 SLOW = ("polygamma", "special.polygamma")  # minutes, in plain PyTorch
@@ -98,6 +100,7 @@ TRAINED: dict[str, tuple[Callable[..., Any], Callable[[], list[nn.Module]]]] = {
         lambda x, m: m(x, x, x, need_weights=False)[0], lambda: [nn.MultiheadAttention(8, 2, batch_first=True)],
     ),
     "solve": (lambda x: torch.linalg.solve(x[:, :4, :4] + 5 * torch.eye(4), x[:, :4]), list),
+    "another object": (lambda x: x.as_subclass(Tensor) * (2 * x).as_subclass(Tensor), list),
     "masked product": (lambda x: (x / 2 + 0.7).cumprod(1).prod(2), list),
 }  # fmt: skip
 
@@ -116,9 +119,20 @@ def test_everyday_functions_train(name: str) -> None:
     assert found in ("bitwise", "rounding"), found
 
 
+def _exchanged(x: Tensor, *other: Callable[[Tensor], Tensor]) -> Tensor:
+    y = x * 1
+    y.data = other[0](y.data) if other else (y * 2).data
+    return y * x
+
+
 def _with_seed(x: Tensor) -> Tensor:
     torch.manual_seed(3)
     return x * torch.rand_like(x)
+
+
+def _swapped(x: Tensor, y: Tensor) -> Tensor:
+    torch.utils.swap_tensors(x, y)
+    return x / (y + 1)
 
 
 # What is refused, and what the refusal must say.
@@ -132,6 +146,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], list[nn.Module]], str]
     "nested": (lambda x: torch.nested.nested_tensor(list(x)).values(), list, "inner"),
     "seed": (_with_seed, list, "inner sets the state of torch's random generator"),
     "resized": (lambda x: x * torch.ones(2, 2).resize_(4).sum(), list, "inner changes the shape or the memory of"),
+    "new memory": (_exchanged, list, "inner works with a tensor of shape .* whose memory was exchanged"),
+    "new strides": (lambda x: _exchanged(x[:, :, :5], lambda y: y.mT), list, "inner works .* memory was exchanged"),
+    "swapped": (lambda x: _swapped(x * 1, x * 2), list, "inner"),
+    "a copied object": (lambda x: copy.copy(x.detach()) * x, list, "inner works .* without a kernel"),
+    "address": (lambda x: x * (x.data_ptr() != 0), list, "inner decides by the values"),
+    "dropout again": (
+        lambda x: checkpoint(lambda t: F.dropout(t.sin()), x, use_reentrant=False), list, "inner draws random numbers"
+    ),
     "masked": (lambda x: x[x > 0.5], list, "inner decides by the values"),
     "split by values": (lambda x: x.tensor_split(ROWS[0, 1:3])[0], list, "inner decides by the values"),
 }  # fmt: skip
@@ -162,3 +184,42 @@ def test_the_batch_is_not_turned_in_place() -> None:
     with pytest.raises(UserError, match="in place"):
         et.prepare(model, lambda m, x: m(x.t_()).mean(), torch.optim.SGD(model.parameters(), 0.1), (x,))
     assert x.shape == (4, 3)
+
+
+def test_a_model_that_is_one_layer_is_named_by_its_type() -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    with pytest.raises(UserError, match="Embedding works with a sparse"):
+        et.prepare(model, lambda m, x: m(x).mean(), torch.optim.SGD(model.parameters(), 0.1), (ROWS,))
+
+
+def test_bags_at_places_that_the_batch_gives_are_not_cut() -> None:
+    """Over a part of the batch the kernel would read, unchecked, beyond its end."""
+    model = nn.EmbeddingBag(10, 4, mode="sum", include_last_offset=True)
+    batch = ROWS, torch.tensor([0, 3, 12])
+
+    def prepared(**options: Any) -> et.Step:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return et.prepare(model, lambda m, x, at: m(x.flatten(), at).square().mean(), optimizer, batch, **options)
+
+    with pytest.raises(UserError, match="reads where an item of the batch says"):
+        prepared(micro_batches=3)
+    with pytest.raises(Infeasible, match="micro-batches: refused") as answer:
+        prepared(memory=1, planner="fast")
+    before = model.weight.detach().clone()
+    prepared(memory=answer.value.smallest_bytes, planner="fast")(*batch)
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_batch_of_conjugates_and_negatives_is_its_numbers() -> None:
+    x = torch.complex(X.detach()[0], X.detach()[1])
+    for lazy in (x.conj(), x.conj().imag):
+        values = []
+        for given in (lazy, lazy.resolve_conj().resolve_neg()):
+            torch.manual_seed(0)
+            model = nn.Linear(8, 3)
+            step = et.prepare(
+                model, lambda m, x: m(x.real + x.imag if x.is_complex() else x).square().mean(),
+                torch.optim.SGD(model.parameters(), 0.1), (given,),
+            )  # fmt: skip
+            values.append((step(given), model.weight.detach().clone()))
+        assert all(torch.equal(a, b) for a, b in zip(*values, strict=True))
