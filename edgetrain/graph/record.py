@@ -333,7 +333,7 @@ class Recorder(TorchDispatchMode):
             # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         asked = self._refs(args), self._refs(kwargs)
-        result = self._known(func, *asked)
+        result = self._expected(func, *asked)
         if result is None:
             result = foretold.result_of(func, args, kwargs)
         if func is aten.detach.default or func is aten.alias.default:
@@ -343,7 +343,7 @@ class Recorder(TorchDispatchMode):
         self._note(func, args, kwargs, asked, result)
         return result
 
-    def _known(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _expected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Tensors laid out as those that this call gave in an earlier recording; None where that is not known."""
         known = self.ahead(len(self.recording.calls), str(func), args, kwargs) if self.ahead else None
         if known is None:
