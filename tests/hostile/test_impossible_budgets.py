@@ -212,8 +212,7 @@ def dropping() -> Drawn:
     return Drawn(model, torch.optim.Adam(model.parameters()), batch)
 
 
-@pytest.mark.parametrize("moves", [False, True])
-@pytest.mark.parametrize("count", [2, "auto"])
+@pytest.mark.parametrize(("count", "moves"), [(2, False), ("auto", True)])
 def test_bytes_beside_micro_batches_are_in_every_number_of_an_answer(count: int | str, moves: bool) -> None:
     net, options = dropping(), {"micro_batches": count, "allow_inexact": True, "moves": moves}
     budgets = [lasting_of(net.graph) + 6000]
@@ -221,18 +220,15 @@ def test_bytes_beside_micro_batches_are_in_every_number_of_an_answer(count: int 
     assert not said, "\n".join(said)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"micro_batches": 2}, {"micro_batches": "auto"}, {"planner": "sage"}, {"planner": "keep-all"},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("process_memory", [1, "1MB", "150MB"])
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"micro_batches": "auto"}], ids=str)
 def test_a_process_that_is_too_small_gets_the_same_evidence(
-    process_memory: int | str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = dropping()
-    options = {**options, "allow_inexact": True, "planner": options.get("planner", "fast")}
+    options = {**options, "allow_inexact": True, "planner": "fast"}
     monkeypatch.setattr(process, "resident_bytes", lambda: 400_000_000)
     with pytest.raises(Infeasible, match="proven: ") as caught:
-        net.prepare(None, process_memory=process_memory, **options)
+        net.prepare(None, process_memory=1, **options)
     answer = caught.value
     assert sum(n_bytes for _, n_bytes in answer.lasting) >= lasting_of(net.graph)
     assert 400_000_000 < answer.bound_bytes < answer.smallest_bytes
