@@ -74,16 +74,13 @@ class Infeasible(EdgetrainError):
         self.least_time_s, self.least_energy_j = least_time_s, least_energy_j
         super().__init__(what)
 
-    def in_words(
-        self, what: str, *, smallest_bytes: int | None = None, bound_bytes: int | None = None,
-        beside: Sequence[tuple[str, int]] = (),
-    ) -> Self:  # fmt: skip
-        """The same evidence in other words, and with other bounds where they are given. beside: what lasts too."""
+    def in_words(self, what: str, *, smallest_bytes: int | None = None, bound_bytes: int | None = None) -> Self:
+        """The same evidence in other words, and with other bounds where they are given."""
         return type(self)(
             what,
             smallest_bytes=self.smallest_bytes if smallest_bytes is None else smallest_bytes,
             bound_bytes=self.bound_bytes if bound_bytes is None else bound_bytes,
-            op=self.op, alive=self.alive, lasting=sorted((*self.lasting, *beside), key=lambda pair: -pair[1]),
+            op=self.op, alive=self.alive, lasting=self.lasting,
             least_time_s=self.least_time_s, least_energy_j=self.least_energy_j,
         )  # fmt: skip
 

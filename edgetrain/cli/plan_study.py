@@ -97,14 +97,14 @@ class Study:
     def plan_for_process(self, memory_bytes: int, process_bytes: int) -> Plan:
         """As `plan`, where a bound on the process leaves this much; an Infeasible speaks of the process then."""
         try:
-            return self.plan(memory_bytes)
+            return self.plan(max(1, memory_bytes))
         except Infeasible as answer:
             raise in_process(answer, memory_bytes, process_bytes) from None
 
     def _plan(self, memory_bytes: int | None, left_s: float | None = None) -> Plan:
         if self.firmware is not None:
             return self.firmware.plan(
-                memory_bytes, limits=self.limits, planner=self.planner, time_limit_s=self.time_limit_s
+                memory_bytes, limits=self.limits, planner=self.planner, time_limit_s=self.time_limit_s, left_s=left_s
             )
         return make_plan(
             self.graph, self.costs, replace(self.limits, memory_bytes=memory_bytes),

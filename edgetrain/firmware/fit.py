@@ -31,6 +31,8 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import least_bytes, smallest_by
 from edgetrain.plan.planning import plan as plan_under
 from edgetrain.plan.problem import problem
+from edgetrain.plan.refusal import lasting
+from edgetrain.plan.time_left import TimeLeft
 
 # Allowed for code, startup and the C library; the linker judges what there is.
 CODE_BYTES = 32 * 1024
@@ -62,19 +64,22 @@ def plan_for(
     limits: Budget | None = None,
     planner: str = "auto",
     time_limit_s: float = 10.0,
+    left_s: float | None = None,
 ) -> Plan:
     """The plan of least time whose RAM the target has.
 
     memory_bytes: RAM that the step may take, without stack and variables, where that is less than the target has.
     arena_bytes: what else the program uses the arena for, such as its prediction. limits: of time and energy.
+    time_limit_s: for all that is tried; left_s: what other plans have left of it.
     """
-    under = partial(_within, graph, target, limits or Budget(), planner, time_limit_s)
+    time_left = TimeLeft(time_limit_s if left_s is None else min(left_s, time_limit_s))
+    under = partial(_within, graph, target, limits or Budget(), planner, time_limit_s, time_left)
     room, most = arena_room(graph, target, memory_bytes), _room_of(graph, target)
     most = most if room is None else min(room, most)
-    lasting, left = persistent_bytes(graph), most
+    persistent, left = persistent_bytes(graph), most
     for _ in range(_TRIES if arena_bytes <= most else 0):
         try:
-            made = under(lasting + max(left, WORD_BYTES))
+            made = under(persistent + max(left, WORD_BYTES))
         except Infeasible as answer:
             if answer.least_time_s is not None:  # memory is not what stands in the way
                 raise
@@ -91,12 +96,20 @@ def plan_for(
 
 
 def _within(
-    graph: Graph, target: Target, limits: Budget, planner: str, time_limit_s: float, memory_bytes: int | None
+    graph: Graph,
+    target: Target,
+    limits: Budget,
+    planner: str,
+    time_limit_s: float,
+    time_left: TimeLeft,
+    memory_bytes: int | None,
 ) -> Plan:
     costs, budget = firmware_costs(graph, target), replace(limits, memory_bytes=memory_bytes)
-    return plan_under(
-        graph, costs, budget, updates="final", exact="rounding", page=False, planner=planner, time_limit_s=time_limit_s
-    )
+    with time_left.planning() as left_s:
+        return plan_under(
+            graph, costs, budget, updates="final", exact="rounding", page=False, planner=planner,
+            time_limit_s=time_limit_s, left_s=left_s,
+        )  # fmt: skip
 
 
 def _smallest(under: Callable[[int | None], Plan]) -> Plan:
@@ -134,11 +147,14 @@ def own_bytes(target: Target) -> int:
 
 
 def frozen_bytes(graph: Graph) -> int:
-    """Weights and buffers that no op changes: they lie in flash."""
+    """Of what lies in flash."""
+    return sum(graph.storages[n].n_bytes for n in _frozen(graph))
+
+
+def _frozen(graph: Graph) -> list[int]:
+    """Weights and buffers that no op changes."""
     written = {s for op in graph.ops for s in op.writes}
-    return sum(
-        s.n_bytes for n, s in enumerate(graph.storages) if s.role in ("parameter", "buffer") and n not in written
-    )
+    return [n for n, s in enumerate(graph.storages) if s.role in ("parameter", "buffer") and n not in written]
 
 
 def lasting_bytes(graph: Graph) -> int:
@@ -160,8 +176,8 @@ def infeasible(
 ) -> Infeasible:
     """step_bytes: of RAM, without the stack and the program's own variables, which count where the board's memory is
     the limit. recomputes: that is with all that recomputing helps."""
-    lasting = lasting_bytes(graph)
-    asked = memory_bytes is not None and memory_bytes - lasting <= _room_of(graph, target)
+    changing = lasting_bytes(graph)
+    asked = memory_bytes is not None and memory_bytes - changing <= _room_of(graph, target)
     own = 0 if asked else own_bytes(target)
     roles = graph.bytes_by_role()
     has = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)
@@ -175,11 +191,12 @@ def infeasible(
     beside = f", {own} bytes of stack and variables" if own else ""
     return Infeasible(
         f"this step takes {step_bytes + own} bytes of RAM{how}; {limit}\n"
-        f"  what stands in the way: {lasting} bytes that last ({state} of them optimizer state, {batch} the batch), "
-        f"{step_bytes - lasting} bytes of arena{beside}\n"
+        f"  what stands in the way: {changing} bytes that last ({state} of them optimizer state, {batch} the batch), "
+        f"{step_bytes - changing} bytes of arena{beside}\n"
         f"  what would help, each by itself:\n{tried}",
         smallest_bytes=step_bytes + own,
         bound_bytes=least_bytes(problem(graph, firmware_costs(graph, target), "final")) - frozen_bytes(graph) + own,
+        lasting=lasting(graph, _frozen(graph)),
     )
 
 

@@ -54,11 +54,12 @@ class FirmwareStep:
         limits: Budget | None = None,
         planner: str = "auto",
         time_limit_s: float = 10.0,
+        left_s: float | None = None,
     ) -> Plan:
-        """memory_bytes: RAM for the step; by default what the target has."""
+        """memory_bytes: RAM for the step; by default what the target has. left_s: what is left of the time."""
         return plan_for(
             self.graph, self.target, memory_bytes=memory_bytes, arena_bytes=self._prediction_bytes, limits=limits,
-            planner=planner, time_limit_s=time_limit_s,
+            planner=planner, time_limit_s=time_limit_s, left_s=left_s,
         )  # fmt: skip
 
     def project(self, plan: Plan, *, keep_every: int | None = None) -> Project:

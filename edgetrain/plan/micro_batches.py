@@ -13,9 +13,8 @@ Slices differ by one sample at most, the larger ones first, so there are at most
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -23,9 +22,9 @@ from edgetrain import files, saved
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import plan as plans
-from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.lifetimes import random_state_bytes
 from edgetrain.plan.plan import Exact, Plan
+from edgetrain.plan.refusal import Refusal, with_bound
 
 SCHEMA = 1
 Number = int | Literal["auto", "fewest"]  # of micro-batches; the words: see `within`
@@ -231,7 +230,8 @@ def within(
             raise failed[best]
         return attempt(best, False)  # which says what is known to work
     except Infeasible as answer:
-        told = answer if refused is None else with_line(answer, f"micro-batches: {why_refused(refused, answer)}")
+        least = with_bound(answer, min(other.bound_bytes for other in failed.values()))
+        told = least if refused is None else with_line(least, f"micro-batches: {why_refused(refused, answer)}")
         raise told from None
 
 
@@ -258,17 +258,16 @@ def parts_of(plan: Plan) -> tuple[Plan, ...]:
 
 
 def infeasible(answer: Infeasible, sizes: tuple[int, ...], kept: int) -> Infeasible:
-    """The same answer for a step in micro-batches."""
-    smallest, bound = answer.smallest_bytes + kept, answer.bound_bytes + kept
-    with_kept = {str(answer.smallest_bytes): smallest, str(answer.bound_bytes): bound}
-    first, *rest = re.sub(r"\b\d+(?= bytes)", lambda m: str(with_kept.get(m[0], m[0])), str(answer)).splitlines()
-    rest = [line for line in rest if not line.startswith("  next step")]
-    fewer = "" if max(sizes) == 1 else ', or take more micro-batches (micro_batches="auto" tries them)'
-    return answer.in_words(
-        "\n".join((
-            f"with {sum(size > 0 for size in sizes)} micro-batches of {max(sizes)} samples {first}", *rest,
-            f"  next step: ask for {smallest} bytes ({show_bytes(smallest)}) or more{fewer}",
-        )),
-        smallest_bytes=smallest, bound_bytes=bound,
-        beside=[("copies to take a failed step back", kept)] if kept else (),
-    )  # fmt: skip
+    """The same answer for a step in micro-batches, which keeps so many bytes of copies beside the tensors of each."""
+    if isinstance(answer, TooSmall):
+        return answer  # a bound that holds without the copies too
+    count, samples = sum(size > 0 for size in sizes), max(sizes)
+    where = f"with {count} micro-batches of {samples} samples "
+    more = ', or take more micro-batches (micro_batches="auto" tries them)' if samples > 1 else ""
+    if not isinstance(answer, Refusal) or answer.evidence is None:  # of the whole process, whose bytes are all there
+        return answer.in_words(f"{where}{answer}{more}")
+    evidence = answer.evidence.beside(_COPIES, kept) if kept else answer.evidence
+    return Refusal.of(replace(evidence, where=where, more=more))
+
+
+_COPIES = "copies to take a failed step back"

@@ -17,7 +17,7 @@ import math
 import os
 from pathlib import Path
 
-from edgetrain.errors import Infeasible, UserError
+from edgetrain.errors import Infeasible
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.native import arena
 from edgetrain.plan.budget import show_bytes
@@ -37,20 +37,14 @@ LEFT_BEHIND_BYTES = 10_000_000
 
 
 def left_for_tensors(graph: Graph, process_memory_bytes: int, *, state_is_there: bool = False) -> int:
-    """The budget for all tensors of the step, lasting ones included, under a bound on the process."""
+    """The budget for all tensors of the step, lasting ones included, under a bound on the process; below 0 where other
+    things take more than that."""
     bytes_of = graph.bytes_by_role()
     lasting = sum(n for role, n in bytes_of.items() if role in PERSISTENT)
     to_come = bytes_of["input"] + (0 if state_is_there else bytes_of["state"])
     taken = resident_bytes() - arena.resident_bytes() + to_come + RESERVE_BYTES
     waste = LAYOUT_WASTE if arena.available() else MALLOC_WASTE
-    left = int((process_memory_bytes - taken) / (1 + waste))
-    if left <= 0:
-        raise UserError(
-            "the process would hold more than that before the step has any memory",
-            expected=f"process_memory above {show_bytes(taken)}",
-            received=show_bytes(process_memory_bytes),
-        )
-    return left + lasting
+    return int((process_memory_bytes - taken) / (1 + waste)) + lasting
 
 
 def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infeasible:
@@ -63,8 +57,9 @@ def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infe
     where = [line for line in str(answer).splitlines() if line.startswith(("  tightest", "  alive", "  lasting"))]
     return answer.in_words(
         "\n".join((
-            f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(left)} for the tensors of a step, "
-            f"and the smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
+            f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(max(left, 0))} for the tensors of a "
+            f"step, and the smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
+            f"  proven: every plan takes {show_bytes(answer.bound_bytes)} or more, and the process {bound} bytes",
             *where,
             f"  next step: ask for process_memory={smallest} ({show_bytes(smallest)}) or more, or take a smaller batch",
         )),

@@ -12,7 +12,8 @@ Out: `Infeasible`, with the lasting tensors by bytes, a bound that holds for eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from edgetrain.costs.table import OpCost
 from edgetrain.errors import Infeasible
@@ -64,15 +65,85 @@ def op_bytes(task: Problem, number: int, cost: OpCost | None = None) -> int:
     return fresh
 
 
-def lasting(graph: Graph) -> list[tuple[str, int]]:
-    """Name and bytes of what lasts through the step whatever the plan, largest first."""
+def lasting(graph: Graph, without: Collection[int] = ()) -> list[tuple[str, int]]:
+    """Name and bytes of what lasts through the step whatever the plan, largest first. without: these storages."""
     names = {tensor.storage: tensor.name for tensor in reversed(graph.tensors)}
-    found = [
-        (names.get(number, storage.role), storage.n_bytes)
-        for number, storage in enumerate(graph.storages)
-        if storage.role in PERSISTENT
-    ]
-    return sorted(found, key=lambda pair: -pair[1])
+    return _largest_first(
+        [
+            (names.get(number, storage.role), storage.n_bytes)
+            for number, storage in enumerate(graph.storages)
+            if storage.role in PERSISTENT and number not in without
+        ]
+    )
+
+
+def _largest_first(named: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(named, key=lambda pair: -pair[1])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What stands in the way of a budget. roles: what lasts, in words. op, module, alive: where it is tightest, and
+    what is there that does not last. where, more: said before all of it, and of what to do next."""
+
+    budget: int
+    smallest_bytes: int
+    bound_bytes: int
+    found_by: str
+    lasting: Sequence[tuple[str, int]]
+    roles: Sequence[tuple[str, int]]
+    op: str
+    module: str
+    alive: Sequence[tuple[str, int]]
+    where: str = ""
+    more: str = ""
+
+    def beside(self, what: str, n_bytes: int) -> Evidence:
+        """The same where so much more lasts."""
+        return replace(
+            self, budget=self.budget + n_bytes, smallest_bytes=self.smallest_bytes + n_bytes,
+            bound_bytes=self.bound_bytes + n_bytes, lasting=_largest_first([*self.lasting, (what, n_bytes)]),
+            roles=[*self.roles, (what, n_bytes)],
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        smallest, bound, module = self.smallest_bytes, self.bound_bytes, f" of {self.module}" if self.module else ""
+        total = show_bytes(sum(n for _, n in self.lasting))
+        roles = ", ".join(f"{words} {show_bytes(n_bytes)}" for words, n_bytes in _largest_first(self.roles))
+        return (
+            f"{self.where}no plan was found that keeps {show_bytes(self.budget)}: the smallest that is known to "
+            f"work is {show_bytes(smallest)} ({smallest} bytes), and none below {show_bytes(bound)} can\n"
+            f"  proven: every plan takes {bound} bytes or more: what lasts, and what one op reads and makes\n"
+            f"  known to work: {smallest} bytes, by {self.found_by}\n"
+            f"  lasting: {total}: {roles}; {_named(self.lasting)}\n"
+            f"  tightest at: {self.op}{module}\n"
+            f"  alive there: {total} that lasts; {_named(self.alive)}\n"
+            f"  next step: ask for {smallest} bytes or more, or take a smaller batch{self.more}"
+        )
+
+
+class Refusal(Infeasible):
+    """Infeasible for lack of bytes for tensors. evidence: what it says; None once that was put into other words."""
+
+    evidence: Evidence | None = None
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Refusal:
+        answer = cls(
+            str(evidence), smallest_bytes=evidence.smallest_bytes, bound_bytes=evidence.bound_bytes, op=evidence.op,
+            alive=[name for name, _ in evidence.alive], lasting=evidence.lasting,
+        )  # fmt: skip
+        answer.evidence = evidence
+        return answer
+
+
+def with_bound(answer: Infeasible, bound_bytes: int) -> Infeasible:
+    """The same answer where no more than this is proven, since something else may be tried."""
+    if bound_bytes >= answer.bound_bytes:
+        return answer
+    if isinstance(answer, Refusal) and answer.evidence is not None:
+        return Refusal.of(replace(answer.evidence, bound_bytes=bound_bytes))
+    return answer.in_words(str(answer), bound_bytes=bound_bytes)
 
 
 def infeasible(
@@ -83,32 +154,19 @@ def infeasible(
     *,
     found_by: str,
     bound_bytes: int | None = None,
-) -> Infeasible:
+) -> Refusal:
     """order: one that keeps `smallest_bytes`. found_by: which planner found it. bound_bytes: the proven one, where it
     is not the problem's own."""
     moment, alive = tightest(task, order)
     op = task.graph.ops[moment.op]
-    bound = least_bytes(task) if bound_bytes is None else bound_bytes
-    there = lasting(task.graph)
-    where = f" of {op.module}" if op.module else ""
-    total = show_bytes(sum(n for _, n in there))
-    return Infeasible(
-        f"no plan was found that keeps {show_bytes(budget)}: the smallest that is known to work is "
-        f"{show_bytes(smallest_bytes)} ({smallest_bytes} bytes), and none below {show_bytes(bound)} can\n"
-        f"  proven: every plan takes {bound} bytes or more: what lasts, and what one op reads and makes\n"
-        f"  known to work: {smallest_bytes} bytes, by {found_by}\n"
-        f"  lasting: {total}: {_by_role(task.graph)}; {_named(there)}\n"
-        f"  tightest at: {op.name}{where}\n"
-        f"  alive there: {total} of parameters, state, buffers and inputs; {_named(alive)}\n"
-        f"  next step: ask for {smallest_bytes} bytes or more, or take a smaller batch",
-        smallest_bytes=smallest_bytes, bound_bytes=bound, op=op.name, alive=[name for name, _ in alive], lasting=there,
+    roles = task.graph.bytes_by_role()
+    return Refusal.of(
+        Evidence(
+            budget, smallest_bytes, least_bytes(task) if bound_bytes is None else bound_bytes, found_by,
+            lasting(task.graph), [(words, roles[role]) for role, words in _WORDS if roles[role]],
+            op.name, op.module, alive,
+        )
     )  # fmt: skip
-
-
-def _by_role(graph: Graph) -> str:
-    bytes_of = graph.bytes_by_role()
-    there = sorted(((words, bytes_of[role]) for role, words in _WORDS if bytes_of[role]), key=lambda pair: -pair[1])
-    return ", ".join(f"{words} {show_bytes(n_bytes)}" for words, n_bytes in there)
 
 
 def _named(tensors: Sequence[tuple[str, int]]) -> str:
@@ -123,5 +181,4 @@ def tightest(task: Problem, order: Sequence[Item]) -> tuple[Moment, list[tuple[s
     paging_in = moments[at].paged_bytes > moments[at].during_bytes
     alive = alive_at(task.graph, task.actions(order), at, paging_in=paging_in)
     names = {tensor.storage: tensor.name for tensor in reversed(task.graph.tensors)}
-    found = sorted(((names[s], task.size[s]) for s in alive), key=lambda pair: -pair[1])
-    return moments[at], found
+    return moments[at], _largest_first([(names[s], task.size[s]) for s in alive])

@@ -67,7 +67,7 @@ def refuse_impossible(
     may_run: see `looked_at`.
     """
     store = Store(1.0, 1.0) if page else None
-    aim = aim_of(Costs(graph.key, "measured", (), store=store), Budget(memory_bytes), planner, page=page)
+    aim = aim_of(Costs(graph.key, "measured", (), store=store), Budget(), planner, page=page)
     if not is_heavy(graph) or (use_cache and is_known(graph)):
         return
     upper = problem(graph, unmeasured(graph), updates)

@@ -41,7 +41,7 @@ from edgetrain.plan.planning import least_bytes
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
-from edgetrain.plan.refusal import lasting
+from edgetrain.plan.refusal import lasting, with_bound
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
 from edgetrain.run.activity import doing
@@ -54,7 +54,7 @@ from edgetrain.run.options import Options
 
 ADVICE_S = 1.0  # for what micro-batches would do, where that takes long
 AT_ONCE_S = 1.3  # after capture, in which an impossible budget is refused, with that
-MANY_OPS = 1500  # a graph of more takes seconds to capture
+SLOW_S = 0.4  # of CPU time: a model that takes longer to capture is not looked at in other ways at once
 
 
 @dataclass
@@ -198,6 +198,7 @@ class StepMaker:
     def _capture(self, batch: tuple[Any, ...], *, clips: bool = True) -> Part:
         """clips: the gradients of this batch alone, if that is asked for at all."""
         doing("capturing the step")
+        begin = time.process_time()
         memory_format = self._memory_format(batch)
         captured = capture_with_externals(
             self.model, self.loss, self.optimizer, batch,
@@ -206,7 +207,8 @@ class StepMaker:
             apart=self.options.apart or self.options.process_memory_bytes is not None,
         )  # fmt: skip
         graph = captured.graph
-        self._slow, self._captured_at = is_heavy(graph) or len(graph.ops) > MANY_OPS, time.monotonic()
+        self._captured_at = time.monotonic()
+        self._slow = is_heavy(graph) or time.process_time() - begin > SLOW_S
         if memory_format == "channels_last" and self.options.memory_format == "auto" and norm.available():
             graph = fuse_batch_norm(graph)
             if trains_unfused(graph):
@@ -305,7 +307,8 @@ class StepMaker:
             if answer is None:
                 return
             answers.append(answer)
-        raise min(answers, key=lambda answer: answer.smallest_bytes)
+        best = min(answers, key=lambda answer: answer.smallest_bytes)
+        raise with_bound(best, min(answer.bound_bytes for answer in answers))
 
     def _refusal(self, graphs: _Graphs, memory_bytes: int) -> Infeasible | None:
         worst: Infeasible | None = None
@@ -381,12 +384,12 @@ class StepMaker:
             doing("planning" if memory_bytes is None else f"planning within {show_bytes(memory_bytes)}")
             with self._time.planning() as left_s:
                 made = make_plan(
-                    graph, costs, Budget(memory_bytes),
+                    graph, costs, Budget(memory_bytes and max(1, memory_bytes)),
                     planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
                     use_cache=options.use_cache, solver_bytes=most_bytes, left_s=left_s,
                 )  # fmt: skip
         except Infeasible as answer:
-            if options.process_memory_bytes is None or memory_bytes != left or isinstance(answer, TooSmall):
+            if options.process_memory_bytes is None or memory_bytes != left:
                 raise
             raise in_process(answer, left, options.process_memory_bytes) from None
         return made, costs

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
 from edgetrain.measure.sensors.source import Channel, Kind
 from edgetrain.measure.steady import MOST_SPREAD, spread_of, steady
 from edgetrain.measure.timeline import Timeline
+from edgetrain.plan import time_left
 from edgetrain.plan.budget import Budget
+from edgetrain.plan.planning import plan
 from edgetrain.run.exact import exactness_of
 from edgetrain.zoo.small import SMALL
 
@@ -133,6 +136,26 @@ def test_the_smallest_budget_works_and_one_word_less_does_not(name: str) -> None
     assert again.value.smallest_bytes == smallest
     with pytest.raises(Infeasible):
         step.plan(small.value.bound_bytes - 4, time_limit_s=2.0)
+
+
+def test_all_plans_for_a_target_are_within_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What searches takes all of the time that it is given; what comes after has none."""
+    step, given, now = firmware("lenet", "nrf52840"), list[float](), [0.0]
+    plan_under = plan
+
+    def slow(*words: Any, left_s: float, **named: Any) -> Any:
+        given.append(left_s)
+        now[0] += left_s
+        return plan_under(*words, left_s=0.0, **named)
+
+    monkeypatch.setattr("edgetrain.firmware.fit.plan_under", slow)
+    monkeypatch.setattr(time_left, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(Infeasible) as small:
+        step.plan(1000, time_limit_s=2.0)
+    assert given[0] == 2.0
+    assert sum(given) == pytest.approx(2.0)
+    assert small.value.lasting
+    assert sum(n_bytes for _, n_bytes in small.value.lasting) <= small.value.bound_bytes
 
 
 def test_a_plan_claims_no_more_of_firmware_than_it_keeps() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
-from edgetrain.plan import optimal, planning, refusal, unmeasured
+from edgetrain.plan import optimal, planning, process, refusal, unmeasured
+from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.fast import is_late, walks_until
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.planning import SEARCHING, SIMPLE
 from edgetrain.plan.problem import Problem, problem
+from edgetrain.run import making
 from edgetrain.run.activity import doing, shown_by
 
 NETS = max(2, int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30)
@@ -103,9 +106,27 @@ def watched(work: Callable[[], list[str]], limit_s: float) -> list[str]:
     return found
 
 
+AMOUNT = r"([\d.]+ [kMG]?B)"
+
+
+def misspoken(answer: Infeasible, budget: int) -> list[str]:
+    """Where the words of an answer are not its numbers."""
+    text, lasting = str(answer), sum(n_bytes for _, n_bytes in answer.lasting)
+    claims: list[tuple[str, object]] = [
+        (f"that keeps {AMOUNT}:", show_bytes(budget)), (rf"{AMOUNT} \(\d+ bytes\)", show_bytes(answer.smallest_bytes)),
+        (f"none below {AMOUNT} can", show_bytes(answer.bound_bytes)), (r"takes (\d+) bytes", answer.bound_bytes),
+        (r"known to work: (\d+) bytes", answer.smallest_bytes), (r"ask for (\d+) bytes", answer.smallest_bytes),
+        (f"lasting: {AMOUNT}:", show_bytes(lasting)), (f"alive there: {AMOUNT}", show_bytes(lasting)),
+    ]  # fmt: skip
+    found = [(re.search(pattern, text), right) for pattern, right in claims]
+    if "no plan was found" in text and not all(match for match, _ in found):
+        return [f"something is not said: {text}"]
+    return [f"{match[0]}: not {right}" for match, right in found if match is not None and match[1] != str(right)]
+
+
 def wrong(answer: Infeasible, budget: int, graph: Graph, *, whole: bool) -> list[str]:
     """What is not right about an answer, as text. whole: it is of the graph itself, not of micro-batches."""
-    said: list[str] = []
+    said = misspoken(answer, budget)
     if not answer.bound_bytes <= answer.smallest_bytes:
         said.append(f"bound {answer.bound_bytes} above what works, {answer.smallest_bytes}")
     if budget >= answer.smallest_bytes:
@@ -181,6 +202,49 @@ def test_with_every_option(options: dict[str, Any], tmp_path: Any) -> None:
     budgets = over_the_range(net.graph)[::3]
     said = watched(lambda: attempts(net, budgets, **options), len(budgets) * (PLAN_TIME_S + SLACK_S))
     assert not said, "\n".join(said)
+
+
+def dropping() -> Drawn:
+    """What it draws is copied before the first micro-batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 40), nn.Dropout(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 2))
+    batch = torch.randn(16, 7), torch.randint(2, (16,))
+    return Drawn(model, torch.optim.Adam(model.parameters()), batch)
+
+
+@pytest.mark.parametrize(("count", "moves"), [(2, False), ("auto", True)])
+def test_bytes_beside_micro_batches_are_in_every_number_of_an_answer(count: int | str, moves: bool) -> None:
+    net, options = dropping(), {"micro_batches": count, "allow_inexact": True, "moves": moves}
+    budgets = [lasting_of(net.graph) + 6000]
+    said = watched(lambda: attempts(net, budgets, **options), 5 * (PLAN_TIME_S + SLACK_S))
+    assert not said, "\n".join(said)
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"micro_batches": "auto"}], ids=str)
+def test_a_process_that_is_too_small_gets_the_same_evidence(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = dropping()
+    options = {**options, "allow_inexact": True, "planner": "fast"}
+    monkeypatch.setattr(process, "resident_bytes", lambda: 400_000_000)
+    with pytest.raises(Infeasible, match="proven: ") as caught:
+        net.prepare(None, process_memory=1, **options)
+    answer = caught.value
+    assert sum(n_bytes for _, n_bytes in answer.lasting) >= lasting_of(net.graph)
+    assert 400_000_000 < answer.bound_bytes < answer.smallest_bytes
+    with pytest.raises(Infeasible):
+        net.prepare(None, process_memory=answer.bound_bytes - 1, **options)
+    net.prepare(None, process_memory=answer.smallest_bytes, **options)
+
+
+def test_other_ways_to_cut_a_batch_that_is_slow_to_capture_are_looked_at_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(making, "SLOW_S", 0.0)
+    monkeypatch.setattr(making, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(making, "ADVICE_S", 0.0)
+    with pytest.raises(Infeasible, match="micro-batches: not looked at"):
+        drawn(3).prepare(1)
 
 
 @pytest.mark.parametrize("memory", [0, -1, 0.5, math.nan, math.inf, "", "MB", "-3MB", "1e400B", [], True])
