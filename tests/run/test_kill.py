@@ -167,7 +167,9 @@ def test_killed_fifty_times_at_random(tmp_path: Path, reference: Reference) -> N
     """Kill, resume, kill, resume … to the end; a run that ends before the fiftieth kill is followed by another."""
     moments = random.Random(20)
     kills, runs = 0, 0
-    longest_s = reference.time_s / 12  # an attempt gets through a few checkpoints, and a run through some dozen attempts
+    longest_s = (
+        reference.time_s / 12
+    )  # an attempt gets through a few checkpoints, and a run through some dozen attempts
     steps: set[int] = set()
     while kills < KILLS:
         folder, before, code, runs = tmp_path / str(runs), 0, -signal.SIGKILL, runs + 1
