@@ -122,7 +122,8 @@ class Before:
 
     def arrays(self) -> list[str]:
         """The paths of those that are not what they were: whether they are used cannot be seen."""
-        return [path for values, kept, path in self._arrays if values.tobytes() != kept.tobytes()]
+        new = [place.path for place in self.places() if isinstance(place.now, np.ndarray)]
+        return new + [path for values, kept, path in self._arrays if values.tobytes() != kept.tobytes()]
 
     def moved_by_use(self) -> list[str]:
         """The iterators, generators and files that are further on than they were."""

@@ -34,6 +34,7 @@ from edgetrain.graph.reach import PLAIN, Reach, content_of, is_set, items_of, la
 
 Root = tuple[Any, str]
 _MISSING = object()
+WALKS = 5  # that another thread may spoil before it counts as a change
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
 
 
@@ -67,9 +68,13 @@ class Watch:
 
     def changes(self) -> list[str]:
         """The paths of what has changed. Where nothing has, the objects there are now are compared from here on."""
-        try:
-            trail = self._walk().trail
-        except RuntimeError:  # another thread changes a container
+        for _ in range(WALKS):
+            try:
+                trail = self._walk().trail
+                break
+            except RuntimeError:  # another thread changes a container
+                continue
+        else:
             return ["an object that another thread changes"]
         different = [now[0] for now, was in zip(trail, self._trail, strict=False) if now != was]
         longer = max(trail, self._trail, key=len)[min(len(trail), len(self._trail)) :]
