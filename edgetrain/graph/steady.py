@@ -48,16 +48,17 @@ def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Seq
     with _nothing_set(), _no_other_randomness():
         first = make()
         record(first)
-        if times > 1:
-            _repeat(first, make, record, before)
+        unsteady = _repeat(first, make, record, before) if times > 1 else None
     refuse_calls(first.seen)
     for state in before:
         _refuse_moves(state)
+    if unsteady is not None:
+        raise unsteady
     return first
 
 
-def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> None:
-    """Each capture starts from what the one before left behind."""
+def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> UserError | None:
+    """Each capture starts from what the one before left behind. Returns what is wrong with it, if anything."""
     begin_s = time.perf_counter()
     was = _moved(before)
     for number in range(1, MOST_CAPTURES):
@@ -66,14 +67,13 @@ def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before
         now = _moved(before)
         moving = [path for path in now if now[path] != was.get(path)]
         if difference := first_difference(first.signature, again.signature):
-            refuse_calls(first.seen)
-            for state in before:
-                _refuse_moves(state)
-            raise _unsteady(difference, before)
-        _refuse_deciding(moving, used, before)
+            return _unsteady(difference, before)
+        if decides_by := _deciding(moving, used, before):
+            return decides_by
         if not moving or (number > 2 and time.perf_counter() - begin_s > MOST_S):
-            return
+            break
         was = now
+    return None
 
 
 def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> W:
@@ -107,15 +107,17 @@ def _moved(before: Sequence[Before]) -> dict[str, str]:
     return {path: text for state in before for path, text in state.fingerprint().items()}
 
 
-def _refuse_deciding(moving: Sequence[str], used: set[str], before: Sequence[Before]) -> None:
+def _deciding(moving: Sequence[str], used: set[str], before: Sequence[Before]) -> UserError | None:
     """By what moves each time; what moved once (`self.built = True`) may well be used."""
     blind = {path for state in before for path in state.arrays()} | {"os.environ"}
-    if decides_by := [path for path in moving if path in used or path in blind]:
-        raise UserError(
-            f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step "
-            "would not change it",
-            next_step=_STATE,
-        )
+    decides_by = [path for path in moving if path in used or path in blind]
+    if not decides_by:
+        return None
+    return UserError(
+        f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step would not "
+        "change it",
+        next_step=_STATE,
+    )
 
 
 def refuse_calls(seen: Observed) -> None:
