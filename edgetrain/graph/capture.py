@@ -35,6 +35,7 @@ from edgetrain import child, ranges
 from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
 from edgetrain.graph import batches, foretold, optimizers
+from edgetrain.graph.counters import unwatch_values
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.modes import Surroundings, evaluating
@@ -128,9 +129,11 @@ def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bo
 def _captured_inference(model: nn.Module, example: tuple[Any, ...]) -> Graph:
     with ONE_AT_A_TIME, evaluating(model):
         reach = _reach((model, "model"))
-        works = [_Capture(model, reach, example, "preserve") for _ in range(2)]
-        _recorded(works, _Capture.record_inference, [Before(reach)], ((model, "model"),))
-        return works[0].inference()
+
+        def make() -> _Capture:
+            return _Capture(model, reach, example, "preserve")
+
+        return _recorded(model, make, _Capture.record_inference, [Before(reach)], ((model, "model"),)).inference()
 
 
 def capture_with_externals(
@@ -159,28 +162,35 @@ def capture_with_externals(
     roots = ((model, "model"), (loss, "loss"))
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
 
-    def record(times: int, like: _Result | None = None) -> tuple[list[_Capture], Observed]:
+    def record(times: int, like: _Result | None = None) -> _Capture:
         with ONE_AT_A_TIME:
             return recorded(times, like)
 
-    def recorded(times: int, like: _Result | None) -> tuple[list[_Capture], Observed]:
+    def recorded(times: int, like: _Result | None) -> _Capture:
         reach = _reach(*roots)
         everything = (*roots, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
-        works = [_Capture(model, reach, likes, memory_format) for _ in range(times)]
-        if like is not None:
-            works[0].expect(like.signature, like.seen)
-        return works, _recorded(works, lambda work: work.record_training(loss, trained, clip_norm), before, everything)
+
+        def make() -> _Capture:
+            work = _Capture(model, reach, likes, memory_format)
+            if like is not None:
+                work.expect(like.signature, like.seen)
+            return work
+
+        def record_one(work: _Capture) -> None:
+            work.record_training(loss, trained, clip_norm)
+
+        return _recorded(model, make, record_one, before, everything, times)
 
     def here() -> _Result:
-        (work, _), seen = record(2)
+        work = record(2)
         graph = work.training(optimizer, trained, unused)
-        return _Result(graph, seen, work.signature, work.externals)
+        return _Result(graph, work.seen, work.signature, work.externals)
 
     result = _result_apart(here, _reach(*roots)) if apart else here()
 
     def difference() -> str | None:
-        return first_difference(result.signature, record(1, result)[0][0].signature)
+        return first_difference(result.signature, record(1, result).signature)
 
     def difference_apart() -> str | None:
         found: str | None = _in_a_process(difference)
@@ -206,19 +216,29 @@ def check_example(example: object) -> tuple[Any, ...]:
 
 
 def _recorded(
-    works: list[_Capture],
+    model: nn.Module,
+    make: Callable[[], _Capture],
     record: Callable[[_Capture], None],
     before: list[Before],
     roots: Sequence[tuple[Any, str]],
-) -> Observed:
-    """Record each, and restore what code of the user's and ours has changed, whatever ends the recording."""
-    surroundings = Surroundings(works[0].model)
+    times: int = 2,
+) -> _Capture:
+    """Record more than once, and restore what code of the user's and ours has changed, whatever ends the recording."""
+    works: list[_Capture] = []
+
+    def made() -> _Capture:
+        works.append(make())
+        return works[-1]
+
+    surroundings = Surroundings(model)
 
     def end() -> None:
         stop_observing()
         surroundings.put_back()
         for work in works:
             work.recorder.forget_history()
+        for state in before:
+            unwatch_values(state.places())
         seen = Observed()
         for work in works:
             seen.merge(work.seen)
@@ -232,7 +252,7 @@ def _recorded(
             state.restore(seen, touched)
 
     with without_their_cache():
-        return surely(lambda: record_twice(works, record, before), end)
+        return surely(lambda: record_twice(made, record, before, times), end)
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,11 @@ class Opened:
     def __init__(self) -> None:
         self.files: dict[str, Stamp] = {}
         self.started: set[str] = set()
+        self.paused = False
         self._thread = threading.get_ident()
 
     def note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if threading.get_ident() != self._thread:
+        if self.paused or threading.get_ident() != self._thread:
             return
         if event in _STARTS:
             self.started.add(_STARTS[event])

@@ -20,5 +20,5 @@ def installed(module_name: object) -> str:
         return ""
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
         return "python"
-    file = getattr(module, "__file__", None)
+    file = vars(module).get("__file__")  # a module may have a __getattr__ of its own
     return top if file is not None and file.startswith(_FOLDERS) else ""

@@ -11,8 +11,11 @@ False, and everything that can be reached counts as read.
 
 from __future__ import annotations
 
+import gc
+import random
 import re
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,14 +41,30 @@ _ATTRIBUTES_BY_ANY_NAME = {
 }  # fmt: skip
 _LOOKS_AT_FILES = {"stat", "lstat", "access"}
 _CLOCKS = {
-    "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
-    "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime",
-    "ctime", "strftime",
-}  # fmt: skip
+    "time",
+    "time_ns",
+    "perf_counter",
+    "perf_counter_ns",
+    "monotonic",
+    "monotonic_ns",
+    "process_time",
+    "process_time_ns",
+    "thread_time",
+    "thread_time_ns",
+    "clock_gettime",
+    "clock_gettime_ns",
+    "localtime",
+    "gmtime",
+    "ctime",
+    "strftime",
+    "asctime",
+}
+_OTHER_CLOCKS = {("posix", "times"), ("posix", "getloadavg"), ("resource", "getrusage")}  # fmt: skip
 _CLOCK_METHODS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 _SYSTEM_RANDOMNESS = {"urandom", "getrandom"}
 _SEEDS = {"Generator.manual_seed", "Generator.seed"}
 
+_SEED = random.Random.seed.__code__
 _BACKWARD = torch.autograd.backward.__code__
 
 Code = tuple[str, int, str]  # file, first line, qualified name
@@ -137,9 +156,12 @@ class _Profile:
         self.seen = Observed()
         self._known: set[types.CodeType] = set()
         self.looked_at: list[object] = []  # files
+        self.collecting = False  # garbage, at this moment
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
+            if frame.f_code is _SEED and frame.f_locals.get("a") is None and _called_by_own(frame):
+                self.seen.once["seeds a generator from the system's randomness"] = "give it a seed"
             if frame.f_code not in self._known:
                 self._known.add(frame.f_code)
                 self._note(frame)
@@ -162,6 +184,8 @@ class _Profile:
         if not installed(module):
             self.seen.own_names |= names
             self.seen.by_any_name |= not names.isdisjoint(_ATTRIBUTES_BY_ANY_NAME)
+            if "datetime64" in names and not names.isdisjoint(("now", "today")):
+                self.seen.once["reads the clock (datetime64)"] = "pass the time in the batch, as a tensor"
 
     def _note_builtin(self, frame: types.FrameType, function: Any) -> None:
         name, module = function.__name__, frame.f_globals.get("__name__", "")
@@ -169,7 +193,7 @@ class _Profile:
         own = not installed(module) and not _of_the_tracing(frame.f_code, module)
         if name in _BY_ANY_NAME and own:
             self.seen.by_any_name = True
-        elif own and ((name in _CLOCKS and function.__module__ == "time") or qualified in _CLOCK_METHODS):
+        elif (own and _is_clock(function, name, qualified)) or name == "generate_time_safe":  # of uuid
             self.seen.once[f"reads the clock ({name})"] = "pass the time in the batch, as a tensor"
         elif name in _LOOKS_AT_FILES and function.__module__ == "posix":
             variables = frame.f_locals  # of os.path.exists, Path.stat and their like
@@ -178,6 +202,19 @@ class _Profile:
             self.seen.once[f"draws from the system's randomness ({name})"] = "draw with torch (torch.rand)"
         elif qualified in _SEEDS:
             self.seen.once["seeds a generator of random numbers"] = "seed before the step, with torch.manual_seed"
+
+
+def _is_clock(function: Any, name: str, qualified: str) -> bool:
+    of_time = name in _CLOCKS and function.__module__ == "time"
+    return of_time or qualified in _CLOCK_METHODS or (function.__module__, name) in _OTHER_CLOCKS
+
+
+def _called_by_own(frame: types.FrameType) -> bool:
+    """A method of a random generator, called there or where the generator is created."""
+    caller = frame.f_back
+    while caller is not None and caller.f_globals is frame.f_globals:
+        caller = caller.f_back
+    return caller is not None and not installed(caller.f_globals.get("__name__"))
 
 
 def _of_the_tracing(code: types.CodeType, module: str) -> bool:
@@ -191,13 +228,16 @@ def observed() -> Iterator[Observed]:
     other = sys.getprofile()
     profile.seen.complete = other is None or isinstance(other, types.FunctionType | types.MethodType)
     with opened() as files:
+        collecting = _WhileCollecting(profile, files)
         try:
+            gc.callbacks.append(collecting)
             if profile.seen.complete:
                 sys.setprofile(profile)
             yield profile.seen
         finally:
             if profile.seen.complete:
                 sys.setprofile(other)
+            gc.callbacks.remove(collecting)
             for path in profile.looked_at:
                 files.note_path(path)
             profile.seen.note_files(files)
@@ -206,8 +246,27 @@ def observed() -> Iterator[Observed]:
 def stop_observing() -> None:
     """Where the end of a block was interrupted."""
     stop_noting()
+    gc.callbacks[:] = [callback for callback in gc.callbacks if not isinstance(callback, _WhileCollecting)]
     if isinstance(sys.getprofile(), _Profile):
         sys.setprofile(None)
+
+
+class _WhileCollecting:
+    """Garbage is of anybody's: what its finalizers call and read is not of the model or the loss."""
+
+    def __init__(self, profile: _Profile, files: Opened) -> None:
+        self._profile, self._files, self._thread = profile, files, threading.get_ident()
+
+    def __call__(self, phase: str, _info: object) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._files.paused = phase == "start"
+        if phase == "start" and sys.getprofile() is self._profile:
+            sys.setprofile(None)
+            self._profile.collecting = True
+        elif phase == "stop" and self._profile.collecting:
+            self._profile.collecting = False
+            sys.setprofile(self._profile)
 
 
 class paused:  # noqa: N801 — a context manager, entered once for each kernel call: a class takes a third of the time

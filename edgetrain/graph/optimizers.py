@@ -193,6 +193,11 @@ def _is_of_torch(function: Any, *folders: str) -> bool:
 
 def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:
     check_settings(kind, number, group)
+    if len(set(map(id, group["params"]))) < len(group["params"]):
+        raise UserError(
+            f"parameter group {number} of the {kind} optimizer holds a parameter twice, which would update it twice",
+            next_step="give the optimizer each parameter once",
+        )
     for option in ("differentiable", "capturable"):
         if group.get(option):
             raise UserError(

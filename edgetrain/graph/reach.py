@@ -11,6 +11,7 @@ narrow walk does so with the attributes of all objects.
 
 from __future__ import annotations
 
+import abc
 import array
 import builtins
 import ctypes
@@ -21,9 +22,9 @@ import random
 import sys
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,11 @@ _CLOSED = (
     types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType, types.GetSetDescriptorType,
     types.MemberDescriptorType, types.ClassMethodDescriptorType, np.ufunc, torch.Generator,
 )  # fmt: skip
+C_DATA: Any = ctypes.c_int.__mro__[-2]  # what ctypes derives numbers, structures, arrays and pointers from
 # Their state is not among what they hold.
 _STATEFUL = (
     bytearray, array.array, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
-    ctypes._SimpleCData, ctypes.Structure, ctypes.Array, ContextVar,
+    C_DATA, ContextVar, Context,
 )  # fmt: skip
 # What is followed among the variables of packages; of all else there it counts which object it is.
 _OF_PACKAGES = (types.FunctionType, dict, list, set, deque, *PLAIN)
@@ -94,6 +96,7 @@ class Reach:
         self.slots: list[tuple[Any, str, str]] = []
         self.arrays: list[tuple[np.ndarray[Any, Any], str]] = []
         self.stateful: list[tuple[Any, str]] = []
+        self.weak: list[tuple[Any, str]] = []  # weak references
         self.caches: list[Any] = []  # of functools.lru_cache
         self.objects: list[Any] = []  # whose class may be set
 
@@ -161,6 +164,10 @@ class Reach:
             return name in seen.names or (isinstance(owner, nn.Module) and self._takes_all(name))
         return name in seen.own_names or self._takes_all(name)
 
+    def runs(self, name: str, cls: type) -> bool:
+        """Is an attribute of a class read by its name, or by an operator?"""
+        return (name.startswith("__") and name not in _CLASS_NOISE) or self._counts(name, cls)
+
     def _takes_all(self, name: Any) -> bool:
         assert self._observed is not None
         return name not in _CLASS_NOISE and (not self._narrow or self._observed.by_any_name)
@@ -170,13 +177,13 @@ class Reach:
         if isinstance(value, torch.Tensor):
             return "tensor", id(value), layout_of(value)[:-1], self._storage_of(value)
         if isinstance(value, np.ndarray):
-            return "array", value.shape, value.dtype.str, content_of(value)
+            return "array", type(value), looks_of(value), content_of(value)
         if isinstance(value, types.FunctionType):
             return "function", id(value.__code__)
         if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES:
             return type(value), len(value), repr(value)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
-            return type(value), len(value)
+            return type(value), len(value), getattr(value, "maxlen", None)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
         if _is_stateful(value):
@@ -208,6 +215,9 @@ class Reach:
             self.arrays.append((value, path))
             if value.dtype.hasobject:
                 self._push(value.ravel().tolist(), path)
+            if type(value) is not np.ndarray:
+                self._push(type(value), path)
+                self._add_attributes(value, path)
         elif isinstance(value, types.BuiltinFunctionType):
             self._push(value.__self__, path)
         elif not isinstance(value, _CLOSED):
@@ -260,12 +270,17 @@ class Reach:
         elif type(value) not in (list, tuple) or not set(map(type, value)) <= _PLAIN_TYPES:
             for position, item in enumerate(value):
                 self._push(item, f"{path}.{position}")
+        if isinstance(value, defaultdict):
+            self.slots.append((value, "default_factory", path))
+            self._push(value.default_factory, f"{path}.default_factory")
         if type(value).__module__ not in ("builtins", "collections"):
             self._push(type(value), path)
             self._add_attributes(value, path)
 
     def _visit_function(self, function: types.FunctionType, path: str) -> None:
         seen = self._observed
+        if function.__dict__ and (seen or not installed(function.__module__)):
+            self._add_keys(function.__dict__, function.__dict__, function, path)
         if seen and code_of(function.__code__) not in seen.codes:
             return
         self.functions.append(function)
@@ -274,8 +289,6 @@ class Reach:
             return  # its cells alone: a decorator of a package may stand around a function of the user's
         self._push(function.__defaults__, path)
         self._push(function.__kwdefaults__, path)
-        if function.__dict__:
-            self._add_keys(function.__dict__, function.__dict__, function, path)
         self._add_variables(function.__globals__, names_in(function.__code__))
 
     def _add_cells(self, function: types.FunctionType, path: str) -> None:
@@ -287,11 +300,15 @@ class Reach:
     def _add_variables(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """The globals among `names`; where there is none, the builtin of that name."""
         self._add_named(scope, names, names, "")
-        for name in names:
-            if name not in scope and name in sys.modules and not installed(name):  # imported in the function
-                self._add_named(vars(sys.modules[name]), names, names, f"{name}.")
+        imported = sorted(n for n in names if n not in scope and n in sys.modules and not installed(n))
+        for name in imported:  # in the function
+            self._add_named(vars(sys.modules[name]), names, names, f"{name}.")
+        if imported:
+            self.variables.append((sys.modules, imported, "sys.modules"))
         elsewhere = [name for name in names if name not in scope and name in vars(builtins)]
         self.variables.append((vars(builtins), elsewhere, "builtins"))
+        for name in sorted(elsewhere):
+            self._push(vars(builtins)[name], f"builtins.{name}")
 
     def _add_named(self, scope: dict[str, Any], names: Iterable[str], deeper: Iterable[str], path: str) -> None:
         """The variables called `names` of a Python module, and of the modules among them those called `deeper`."""
@@ -318,6 +335,8 @@ class Reach:
         self.classes.append(cls)
         for base in (*cls.__bases__, type(cls)):
             self._push(base, path)
+        if isinstance(cls, abc.ABCMeta) and not installed(cls.__module__):
+            self.trail.append((path, "registered", _registered(cls)))
         if installed(cls.__module__) and self._observed is None:
             return
         for key, item in vars(cls).items():
@@ -334,7 +353,10 @@ class Reach:
         if _is_stateful(value):
             self.stateful.append((value, path))
         if isinstance(value, weakref.ReferenceType):  # recurrent layers hold their weights this way too
-            self._push(value(), path)
+            if self._observed is None:
+                self._push(target_of(value), path)
+            else:
+                self.weak.append((value, path))
             return
         if isinstance(value, _CACHED):
             self.caches.append(value)
@@ -351,9 +373,37 @@ class Reach:
         if isinstance(value, _WRAPPERS):
             for name in _WRAPPED:
                 self._push(getattr(value, name, None), path)
+            if isinstance(value, functools.partial):
+                self.slots += [(value, name, path) for name in ("func", "args", "keywords")]
+        elif isinstance(value, BaseException):
+            self.slots.append((value, "args", path))
+            self._push(value.args, path)
+        elif isinstance(value, ContextVar):
+            self._push(value.get(None), path)
+        elif isinstance(value, Context):
+            for variable, item in value.items():
+                self._push((variable, item), path)
+        elif isinstance(value, C_DATA):
+            self._push(value._objects, path)
+            if isinstance(value, ctypes._Pointer) and value:
+                self._push(value.contents, path)
         elif not slots and not hasattr(value, "__dict__"):
             for item in _held(value):
                 self._push(item, path)
+
+    def weak_trail(self, refs: Iterable[tuple[Any, str]]) -> Trail:
+        """What hangs on objects that nothing but weak references leads to; they are not kept alive."""
+        apart = Reach(self._observed, narrow=self._narrow)
+        apart._numbers = dict(self._numbers)
+        apart.weak += refs
+        while apart.weak:
+            ref, path = apart.weak.pop()
+            apart.add(target_of(ref), path)
+        return apart.trail
+
+    def keeps(self, value: Any) -> bool:
+        """It was met, or is None."""
+        return value is None or id(value) in self._numbers
 
 
 def _slots(cls: type) -> Iterator[str]:
@@ -363,6 +413,17 @@ def _slots(cls: type) -> Iterator[str]:
             if slot not in ("__dict__", "__weakref__"):
                 private = slot.startswith("__") and not slot.endswith("__")
                 yield f"_{base.__name__.lstrip('_')}{slot}" if private else slot
+
+
+def _registered(cls: abc.ABCMeta) -> frozenset[int]:
+    """The classes that were registered with an abstract one."""
+    dump: Any = vars(abc)["_get_dump"]
+    return frozenset(id(ref()) for ref in dump(cls)[0])
+
+
+def target_of(ref: Any) -> Any:
+    """The object itself, where a subclass gives something made from it."""
+    return weakref.ref.__call__(ref)
 
 
 def _held(value: Any) -> list[Any]:
@@ -412,7 +473,7 @@ def _is_stateful(value: Any) -> bool:
 def state_of(value: Any) -> Any:
     """What moves when such an object is used: something that can be compared."""
     if isinstance(value, weakref.ReferenceType):
-        return id(value())
+        return id(target_of(value))
     if isinstance(value, ContextVar):
         return id(value.get(None))
     if isinstance(value, random.Random):
@@ -423,7 +484,9 @@ def state_of(value: Any) -> Any:
         return repr(value.get_state(legacy=False))
     if isinstance(value, np.random.BitGenerator):
         return repr(value.state)
-    if isinstance(value, bytearray | array.array | ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
+    if isinstance(value, Context):
+        return [(id(variable), id(item)) for variable, item in value.items()]
+    if isinstance(value, bytearray | array.array | C_DATA):
         return bytes(value)
     if isinstance(value, io.IOBase):
         return None if value.closed or not value.seekable() else value.tell()
@@ -444,6 +507,11 @@ def _position(iterator: Any) -> Iterator[Any]:
             parts.extend(part)
         elif isinstance(part, PLAIN):
             yield part
+
+
+def looks_of(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Of an array all but its numbers."""
+    return array.shape, array.strides, array.dtype, array.flags.writeable
 
 
 def content_of(array: np.ndarray[Any, Any]) -> bytes:

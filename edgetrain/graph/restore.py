@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgetrain.graph.counters import Place
+from edgetrain.graph.counters import Place, text_of
 from edgetrain.graph.observe import Observed
-from edgetrain.graph.reach import LARGE_BYTES, PLAIN, Reach, is_set, items_of, state_of
+from edgetrain.graph.reach import C_DATA, LARGE_BYTES, PLAIN, Reach, is_set, items_of, state_of
 
 _MISSING = object()
 
@@ -82,46 +82,48 @@ class Before:
                 yield _join(path, slot), getattr(value, slot, None)
         yield from ((path, values) for values, kept, path in self._arrays if values.tobytes() != kept.tobytes())
 
-    def places(self) -> list[Place]:
-        """Where numbers may have moved."""
-        found = []
+    def places(self) -> Iterator[Place]:
+        """Where something has moved."""
+        changed = {id(c) for c, items, _ in self._containers if [*map(id, _items(c))] != [*map(id, items)]}
+
+        def moved(now: Any, was: Any) -> bool:
+            return now is not was or id(now) in changed
+
         for own, values, path in self._objects:
-            for key in [key for key in own if own[key] is not values.get(key)]:
-                put = partial(operator.setitem, own, key)
-                found.append(Place(values.get(key), own[key], put, _join(path, key)))
+            for key in [key for key in own if moved(own[key], values.get(key, _MISSING))]:
+                yield Place(own[key], partial(operator.setitem, own, key), _join(path, key))
         for scope, values, path in self._variables:
-            for key in [key for key in values if scope.get(key) is not values[key]]:
-                found.append(
-                    Place(values[key], scope.get(key), partial(operator.setitem, scope, key), _join(path, key))
-                )
+            for key in [key for key in values if key in scope and moved(scope[key], values[key])]:
+                yield Place(scope[key], partial(operator.setitem, scope, key), _join(path, key))
+        for scope, names in self._absent:
+            for name in [name for name in names if name in scope]:
+                yield Place(scope[name], partial(operator.setitem, scope, name), name)
         for container, items, path in self._containers:
-            if isinstance(container, dict):
-                before = dict(zip(items[::2], items[1::2], strict=True))
-                keys = [key for key, now in dict.items(container) if now is not before.get(key)]
-                found += [
-                    Place(before.get(key), container[key], partial(dict.__setitem__, container, key), f"{path}.{key}")
-                    for key in keys
-                ]
-            elif isinstance(container, list):
-                pairs = enumerate(zip(container, items, strict=False))
-                found += [
-                    Place(was, now, partial(list.__setitem__, container, at), f"{path}.{at}")
-                    for at, (now, was) in pairs
-                    if now is not was
-                ]
+            yield from _places_in(container, items, path, moved)
         for cell, was, path in self._cells:
-            if is_set(cell):
-                found.append(Place(was, cell.cell_contents, partial(setattr, cell, "cell_contents"), path))
+            if is_set(cell) and moved(cell.cell_contents, was):
+                yield Place(cell.cell_contents, partial(setattr, cell, "cell_contents"), path)
         for cls, attributes in self._classes:
-            moved = [key for key, now in vars(cls).items() if now is not attributes.get(key)]
-            found += [
-                Place(attributes.get(k), vars(cls)[k], partial(type.__setattr__, cls, k), f"{cls.__name__}.{k}")
-                for k in moved
-            ]
+            for key in [key for key, now in vars(cls).items() if moved(now, attributes.get(key, _MISSING))]:
+                yield Place(vars(cls)[key], partial(type.__setattr__, cls, key), f"{cls.__name__}.{key}")
         for value, slot, was, path in self._slots:
-            put = partial(object.__setattr__, value, slot)
-            found.append(Place(was, getattr(value, slot, None), put, _join(path, slot)))
-        return found
+            now = getattr(value, slot, _MISSING)
+            if now is not _MISSING and moved(now, was):
+                yield Place(now, partial(object.__setattr__, value, slot), _join(path, slot))
+
+    def fingerprint(self) -> dict[str, str]:
+        """What has moved, by path, as texts to be compared with those of another time."""
+        texts: dict[str, list[str]] = {}
+        for path, now in self.moved():
+            texts.setdefault(path, []).append(text_of(now))
+        if dict(os.environ) != self._environment:
+            texts["os.environ"] = [repr(dict(os.environ))]
+        return {path: repr(all_texts) for path, all_texts in texts.items()}
+
+    def arrays(self) -> list[str]:
+        """The paths of those that are not what they were: whether they are used cannot be seen."""
+        new = [place.path for place in self.places() if isinstance(place.now, np.ndarray)]
+        return new + [path for values, kept, path in self._arrays if values.tobytes() != kept.tobytes()]
 
     def moved_by_use(self) -> list[str]:
         """The iterators, generators and files that are further on than they were."""
@@ -195,6 +197,17 @@ class Before:
 _CHANGING = (list, dict, set, deque)
 
 
+def _places_in(container: Any, items: list[Any], path: str, moved: Callable[[Any, Any], bool]) -> Iterator[Place]:
+    if isinstance(container, dict):
+        before = dict(zip(items[::2], items[1::2], strict=True))
+        for key in [key for key, now in items_of(container) if moved(now, before.get(key, _MISSING))]:
+            yield Place(dict.__getitem__(container, key), partial(dict.__setitem__, container, key), f"{path}.{key}")
+    elif isinstance(container, list):
+        for at, now in enumerate(list(container)):
+            if moved(now, items[at] if at < len(items) else _MISSING):
+                yield Place(now, partial(list.__setitem__, container, at), f"{path}.{at}")
+
+
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
@@ -245,7 +258,7 @@ def _put_back(value: Any) -> Callable[[], object] | None:
         buffer: Any = value
         copied = buffer[:]
         return lambda: buffer.__setitem__(slice(None), copied)
-    if isinstance(value, ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
+    if isinstance(value, C_DATA):
         raw = bytes(value)
         return lambda: ctypes.memmove(ctypes.addressof(value), raw, len(raw))
     if isinstance(value, IOBase) and not value.closed and value.seekable():

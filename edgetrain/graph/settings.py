@@ -21,6 +21,10 @@ def settings() -> tuple[object, ...]:
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.get_num_threads(),
+        torch.get_num_interop_threads(),
         torch.get_float32_matmul_precision(),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         torch._C._len_torch_function_stack(),

@@ -1,16 +1,18 @@
 """A step is captured twice: what moves by itself between the two would be frozen in the graph, and is refused.
 
-In:  the work of two captures, and what their code may have changed (`Before`).
+In:  the work of a capture, and what their code may have changed (`Before`).
 Out: what ran. A UserError where the two recordings differ, or where code did what a captured step does not do again:
      seed a generator, draw numbers elsewhere than from torch's default generator, go on with an iterator, read a
      clock, call backward().
 
-The second capture starts from what the first left behind, so that a counter in `forward` shows.
+Each capture starts from what the one before left behind, so that a counter in `forward` shows. Where something still
+moves in the second, more follow: a state that goes through four phases is seen.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -19,12 +21,14 @@ import numpy as np
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.graph.counters import watch_numbers
+from edgetrain.graph.counters import unwatch_values, watch_values
 from edgetrain.graph.observe import Observed
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import settings
 from edgetrain.graph.signature import Signature, first_difference
 
+MOST_CAPTURES = 12  # where something moves each time; from the fourth on, while they took
+MOST_S = 0.5  # less than this
 _STATE = "keep what changes from step to step in a buffer that is changed in place, or pass it in the batch"
 
 
@@ -40,36 +44,83 @@ class Work(Protocol):
 W = TypeVar("W", bound=Work)
 
 
-def record_twice(works: Sequence[W], record: Callable[[W], None], before: Sequence[Before]) -> Observed:
-    """Record each of `works` in turn and compare the recordings; what has moved is for the caller to restore."""
-    seen, used = Observed(), set[str]()
+def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before], times: int) -> W:
+    """Record a step again and again and compare: `times`, and a few times more where something moves each time. What
+    has moved is for the caller to restore. Returns the first recording, with all that was seen."""
     with _nothing_set(), _no_other_randomness():
-        for number, work in enumerate(works):
-            try:
-                record(work)
-            except UserError as error:
-                raise _once_only(error, before) if number else error from error.__cause__
-            seen.merge(work.seen)
-            for state in before:
-                state.clear_caches()
-            if number == 0:
-                for later in works[1:]:
-                    later.expect(work.signature)
-                used = watch_numbers(place for state in before for place in state.places())
-    decides_by = sorted(used)
-    refuse_calls(seen)
+        first = make()
+        record(first)
+        unsteady = _repeat(first, make, record, before) if times > 1 else None
+    refuse_calls(first.seen)
     for state in before:
         _refuse_moves(state)
-    for work in works[1:]:
-        if difference := first_difference(works[0].signature, work.signature):
-            raise _unsteady(difference, before)
-    if decides_by:
-        raise UserError(
-            f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step "
-            "would not change it",
-            next_step=_STATE,
-        )
-    return seen
+    if unsteady is not None:
+        raise unsteady
+    return first
+
+
+def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> UserError | None:
+    """Each capture starts from what the one before left behind. Returns what is wrong with it, if anything."""
+    begin_s = time.perf_counter()
+    was = _moved(before)
+    for number in range(1, MOST_CAPTURES):
+        used = watch_values(place for state in before for place in state.places())
+        again = _again(first, make, record, before)
+        now = _moved(before)
+        moving = [path for path in now if now[path] != was.get(path)]
+        if difference := first_difference(first.signature, again.signature):
+            return _unsteady(difference, before)
+        if decides_by := _deciding(moving, used, before):
+            return decides_by
+        if not moving or (number > 2 and time.perf_counter() - begin_s > MOST_S):
+            break
+        was = now
+    return None
+
+
+def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> W:
+    """One more; what stands in for numbers may be refused by code that takes nothing else."""
+    for state in before:
+        state.clear_caches()
+    again = make()
+    again.expect(first.signature)
+    try:
+        try:
+            record(again)
+        except UserError:
+            _unwatch(before)
+            again = make()
+            record(again)
+    except UserError as error:
+        raise _once_only(error, before) from error.__cause__
+    finally:
+        _unwatch(before)
+    first.seen.merge(again.seen)
+    for state in before:
+        state.clear_caches()
+    return again
+
+
+def _unwatch(before: Sequence[Before]) -> None:
+    for state in before:
+        unwatch_values(state.places())
+
+
+def _moved(before: Sequence[Before]) -> dict[str, str]:
+    return {path: text for state in before for path, text in state.fingerprint().items()}
+
+
+def _deciding(moving: Sequence[str], used: set[str], before: Sequence[Before]) -> UserError | None:
+    """By what moves each time; what moved once (`self.built = True`) may well be used."""
+    blind = {path for state in before for path in state.arrays()} | {"os.environ"}
+    decides_by = [path for path in moving if path in used or path in blind]
+    if not decides_by:
+        return None
+    return UserError(
+        f"the model or the loss decides by {decides_by[0]}, which changes each time it runs; a captured step would not "
+        "change it",
+        next_step=_STATE,
+    )
 
 
 def refuse_calls(seen: Observed) -> None:

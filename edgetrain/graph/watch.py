@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from abc import get_cache_token
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import is_
@@ -29,10 +30,11 @@ from torch.optim import optimizer as of_torch
 from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
 from edgetrain.graph.optimizers import own_hooks
-from edgetrain.graph.reach import PLAIN, Reach, content_of, is_set, items_of, layout_of, state_of
+from edgetrain.graph.reach import PLAIN, Reach, content_of, is_set, items_of, layout_of, looks_of, state_of, target_of
 
 Root = tuple[Any, str]
 _MISSING = object()
+WALKS = 5  # that another thread may spoil before it counts as a change
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
 
 
@@ -66,9 +68,13 @@ class Watch:
 
     def changes(self) -> list[str]:
         """The paths of what has changed. Where nothing has, the objects there are now are compared from here on."""
-        try:
-            trail = self._walk().trail
-        except RuntimeError:  # another thread changes a container
+        for _ in range(WALKS):
+            try:
+                trail = self._walk().trail
+                break
+            except RuntimeError:  # another thread changes a container
+                continue
+        else:
             return ["an object that another thread changes"]
         different = [now[0] for now, was in zip(trail, self._trail, strict=False) if now != was]
         longer = max(trail, self._trail, key=len)[min(len(trail), len(self._trail)) :]
@@ -93,10 +99,20 @@ class Watch:
             code = vars(sys.modules[type(self._optimizer).__module__])
             functions = [(name, id(f)) for name, f in code.items() if isinstance(f, types.FunctionType)]
             reach.trail.append(("optimizer", "code", functions))
+        reach.add(torch.Tensor, "torch.Tensor")
         reach.add_scopes()
+        reach.trail.extend(reach.weak_trail(reach.weak))
         reach.trail.extend((file, "file", stamp(file)) for file in self._observed.files)
+        reach.trail.append(("the working folder", self._folder()))
         reach.trail.append(("os.environ", None if self._environment is None else dict(self._environment)))
         return reach
+
+    def _folder(self) -> str | None:
+        """Where files are read, or it is asked for, the working folder counts."""
+        try:
+            return os.getcwd() if self._observed.files or "getcwd" in self._observed.names else None
+        except OSError:
+            return None
 
     @staticmethod
     def _calls(optimizer: torch.optim.Optimizer) -> tuple[int, int, int, int]:
@@ -107,9 +123,20 @@ class Watch:
 
     def _look(self) -> None:
         reach = self._walk()
-        self._trail, self._alive = reach.trail, reach.alive
+        self._trail, self._alive, self._registered = reach.trail, reach.alive, get_cache_token()
+        self._at = self._folder()
         self._look_at_names(reach)
         self._look_at_objects(reach)
+        self._look_at_weak(reach)
+
+    def _look_at_weak(self, reach: Reach) -> None:
+        """What nothing but weak references leads to: it is walked each time, and not kept alive here."""
+        weak = [(ref, path) for ref, path in reach.weak if not reach.keeps(target_of(ref))]
+        self._weak = weak, (reach if weak else None), reach.weak_trail(weak)
+
+    def _weak_holds(self) -> bool:
+        refs, reach, trail = self._weak
+        return reach is None or reach.weak_trail(refs) == trail
 
     def _look_at_names(self, reach: Reach) -> None:
         shelves = {id(vars(module).get("_buffers")) for module in reach.modules.values()}
@@ -122,7 +149,7 @@ class Watch:
             self._items.append((vars(self._optimizer), "param_groups", self._optimizer.param_groups))
             code = vars(sys.modules[type(self._optimizer).__module__])
             self._items += [(code, name, f) for name, f in code.items() if isinstance(f, types.FunctionType)]
-        self._items += [(vars(c), key, value) for c in reach.classes for key, value in vars(c).items()]
+        self._items += [(vars(c), key, v) for c in reach.classes for key, v in vars(c).items() if reach.runs(key, c)]
         self._buffers = [(d, key, layout_of(d[key])) for (n, key), d in places.items() if n in shelves]
         sized: list[Any] = [d for d, _, _ in reach.attributes] + [d for d, _ in reach.absent]
         sized += [f.__dict__ for f in reach.functions] + [vars(c) for c in reach.classes]
@@ -146,7 +173,7 @@ class Watch:
         self._orders = [(cls, cls.__mro__) for cls in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING)) for value, slot, _ in reach.slots]
         self._tensors = [(t, layout_of(t)) for t in reach.alive if isinstance(t, torch.Tensor)]
-        self._arrays = [(a, a.shape, content_of(a)) for a, _ in reach.arrays]
+        self._arrays = [(a, looks_of(a), content_of(a)) for a, _ in reach.arrays]
         self._states = [(value, state_of(value)) for value, _ in reach.stateful]
         self._outside = None if self._optimizer is None else self._calls(self._optimizer)
         self._variables = None if self._environment is None else dict(self._environment)
@@ -171,10 +198,13 @@ class Watch:
                 and all(getattr(value, slot, _MISSING) is was for value, slot, was in self._slots)
                 and all(layout_of(t) == was for t, was in self._tensors)
                 and all(layout_of(d[key]) == was for d, key, was in self._buffers)
-                and all(a.shape == shape and content_of(a) == was for a, shape, was in self._arrays)
+                and all(looks_of(a) == looks and content_of(a) == was for a, looks, was in self._arrays)
                 and all(state_of(value) == was for value, was in self._states)
                 and (self._optimizer is None or self._calls(self._optimizer) == self._outside)
                 and self._environment == self._variables
+                and get_cache_token() == self._registered
+                and self._folder() == self._at
+                and self._weak_holds()
             )
         except (KeyError, IndexError, ValueError, RuntimeError):  # something is gone, or changes at this moment
             return False

@@ -1,0 +1,282 @@
+"""More places where a value may stand, and more of what moves by itself: what only C code holds or reads.
+
+Cases come by class as in `test_stale_graphs.py`, whose programs run here: in plain PyTorch and through `et.prepare`.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextvars
+import ctypes
+import enum
+import functools
+import gc
+import os
+import random
+import resource
+import sys
+import time
+import types
+import uuid
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
+from torch import Tensor, nn
+
+import edgetrain as et
+from edgetrain.errors import UserError
+
+ELSEWHERE: list[Any] = []  # named by no code that is captured
+
+
+def only_weakly_held() -> Reading:
+    held = [Plain()]
+    reference = weakref.ref(held[0])
+    return lambda m: 1.0 if reference() is None else 2.0, lambda m: held.clear()
+
+
+def changed_behind_a_weak_reference() -> Reading:
+    ELSEWHERE.append(kept := Plain())
+    reference: Any = weakref.ref(kept)
+    return lambda m: reference().value, lambda m: setattr(reference(), "value", 2.0)
+
+
+def registered_class() -> Reading:
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    kept = Plain()
+    return lambda m: 2.0 if isinstance(kept, Abstract) else 1.0, lambda m: Abstract.register(Plain)
+
+
+def method_by_type() -> Reading:
+    class Dispatching:
+        @functools.singledispatchmethod
+        def value(self, _: Any) -> float:
+            return 1.0
+
+    kept, method = Dispatching(), vars(Dispatching)["value"]
+    return lambda m: kept.value(1), lambda m: method.register(int, lambda self, _: 2.0)
+
+
+def imported_module_replaced() -> Reading:
+    def module(value: float) -> Any:
+        made: Any = types.ModuleType("replaced_module")
+        made.VALUE = value
+        return made
+
+    sys.modules["replaced_module"] = module(1.0)
+
+    def read(_: Any) -> float:
+        import replaced_module  # type: ignore[import-not-found]
+
+        return float(replaced_module.VALUE)
+
+    return read, lambda m: sys.modules.update(replaced_module=module(2.0))
+
+
+def in_a_context_variable() -> Any:
+    variable: Any = contextvars.ContextVar("variable")
+    variable.set([1.0])
+    return variable
+
+
+PLACES: dict[str, Any] = {
+    "flags of an array": item(lambda: np.ones(3), lambda v: 1.0 + v.flags.writeable, lambda v: v.setflags(write=False)),
+    "strides": item(lambda: [np.ones((2, 3))], lambda v: 1.0 + v[0].flags.c_contiguous,
+                    lambda v: v.__setitem__(0, np.asfortranarray(v[0]))),
+    "attribute of an array": item(lambda: np.ones(2).view(type("Own", (np.ndarray,), {})),
+                                  lambda v: getattr(v, "k", 1.0), lambda v: setattr(v, "k", 2.0)),
+    "length of a deque": item(lambda: {"d": collections.deque([1.0], maxlen=2)}, lambda v: v["d"].maxlen,
+                              lambda v: v.update(d=collections.deque([1.0], maxlen=3))),
+    "factory": item(lambda: collections.defaultdict(lambda: 1.0), lambda v: v.default_factory(),
+                    lambda v: setattr(v, "default_factory", lambda: 2.0)),
+    "pointer": item(lambda: ctypes.pointer(ctypes.c_double(1.0)), lambda v: v[0], lambda v: v.__setitem__(0, 2.0)),
+    "object of ctypes": item(lambda: ctypes.py_object([1.0]), lambda v: v.value[0],
+                             lambda v: v.value.__setitem__(0, 2.0)),
+    "in a context variable": item(in_a_context_variable, lambda v: v.get()[0], lambda v: v.get().__setitem__(0, 2.0)),
+    "arguments of an exception": item(lambda: ValueError(1.0), lambda v: v.args[0],
+                                      lambda v: setattr(v, "args", (2.0,))),
+    "state of a partial": item(lambda: functools.partial(lambda a: a, 1.0), lambda v: v(),
+                               lambda v: v.__setstate__((v.func, (2.0,), {}, {}))),
+    **{f.__name__.replace("_", " "): f for f in (
+        only_weakly_held, changed_behind_a_weak_reference, registered_class, method_by_type, imported_module_replaced,
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_value_that_is_changed(place: str) -> None:
+    assert agrees(lambda: in_the_model(PLACES[place])) == "same"
+
+
+@pytest.mark.parametrize("name", ["square", "__mul__", "mean"])
+def test_a_method_of_tensors(name: str) -> None:
+    patches: list[pytest.MonkeyPatch] = []
+
+    def make() -> Case:
+        while patches:
+            patches.pop().undo()
+        patches.append(pytest.MonkeyPatch())
+        double: Any = lambda x, *others: x + x  # noqa: E731
+        case = in_the_model(lambda: (lambda m: 1.5, lambda m: None))
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            return mean_square(model, x).sum()
+
+        return Case(case.model, loss, lambda: patches[-1].setattr(Tensor, name, double))
+
+    try:
+        agrees(make)
+    finally:
+        patches.pop().undo()
+
+
+def test_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("one", "1.0"), ("two", "2.0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scale.txt").write_text(value)
+
+    def place() -> Reading:
+        monkeypatch.chdir(tmp_path / "one")
+        return lambda m: float(Path("scale.txt").read_text()), lambda m: monkeypatch.chdir(tmp_path / "two")
+
+    assert agrees(lambda: in_the_model(place)) == "same"
+
+
+# ---- what moves by itself -----------------------------------------------------------------------------------------
+
+RATES = [1.0] * 60 + [2.0] * 60
+Phase = enum.Enum("Phase", "A B C D")
+
+
+def calls(model: Any) -> int:
+    model.calls = getattr(model, "calls", 0) + 1
+    return int(model.calls)
+
+
+def grown(model: Any, kind: type) -> Any:
+    container = model.__dict__.setdefault("seen", kind())
+    (container.append if kind is not set else container.add)(len(container) if kind is set else 1)
+    return container
+
+
+def rotated(model: Any) -> float:
+    values = model.__dict__.setdefault("values", [1.0] * 50 + [2.0])
+    values.append(values.pop(0))
+    return float(values[0])
+
+
+def phase(model: Any) -> float:
+    after = {Phase.A: Phase.B, Phase.B: Phase.C, Phase.C: Phase.D, Phase.D: Phase.A}
+    model.phase = after[model.__dict__.get("phase", Phase.A)]
+    return 2.0 if model.phase is Phase.D else 1.0
+
+
+def counted_by_numpy(model: Any) -> float:
+    model.__dict__.setdefault("array", np.zeros(1))[0] += 1
+    return 1.0 if model.array[0] < 50 else 2.0
+
+
+def text(model: Any) -> float:
+    model.text = model.__dict__.get("text", "") + "x"
+    return 1.0 if len(model.text) < 50 else 2.0
+
+
+def environment(_: Any) -> float:
+    os.environ["CALLS"] = str(int(os.environ.get("CALLS", "0")) + 1)
+    return RATES[int(os.environ["CALLS"])]
+
+
+MOVING: dict[str, Callable[[Any], float]] = {
+    "index": lambda m: RATES[calls(m)],
+    "slice": lambda m: 1.0 + len(RATES[60 : calls(m)]),
+    "range": lambda m: 1.0 + len(range(60, calls(m))),
+    "number of a step in a product": lambda m: 1.0 + 0.0 * float(0.1 * calls(m) > 6),
+    "length of a list": lambda m: 1.0 if len(grown(m, list)) < 50 else 2.0,
+    "length of a deque": lambda m: 1.0 if len(grown(m, collections.deque)) < 50 else 2.0,
+    "length of a set": lambda m: 1.0 if len(grown(m, set)) < 50 else 2.0,
+    "rotated": rotated,
+    "phase": phase,
+    "NumPy": counted_by_numpy,
+    "text": text,
+    "environment": environment,
+    "usage": lambda m: 1.0 + 0 * resource.getrusage(resource.RUSAGE_SELF).ru_utime,
+    "clock of NumPy": lambda m: 1.0 + 0 * int(np.datetime64("now").astype(int)),
+    "uuid with the time": lambda m: 1.0 + 0 * uuid.uuid1().time,
+    "generator without a seed": lambda m: 1.0 if random.Random().random() < 2 else 2.0,
+}
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_what_moves_by_itself_is_refused(name: str) -> None:
+    case = in_the_model(lambda: (MOVING[name], lambda m: None))
+    there = set(vars(case.model))
+    with pytest.raises(UserError):
+        et.prepare(case.model, case.loss, torch.optim.SGD(case.model.parameters(), lr=0.1), (X,))
+    assert set(vars(case.model)) == there
+    assert "CALLS" not in os.environ
+
+
+def settles(model: Any) -> float:
+    if not hasattr(model, "built"):
+        model.built, model.sizes = 1, []
+    if not model.sizes:
+        model.sizes.append(3)
+    model.largest = max(getattr(model, "largest", 0), 6)
+    return float(model.built * len(model.sizes))
+
+
+def shows(model: Any) -> float:
+    model.calls = getattr(model, "calls", 0) + 1
+    model.__dict__.setdefault("log", []).append(f"step {model.calls}, " + "%d" % model.calls)  # noqa: UP031
+    model.average = 0.9 * getattr(model, "average", 0.0) + 0.5
+    return 1.0
+
+
+@pytest.mark.parametrize("read", [settles, shows])
+def test_what_settles_or_is_only_shown_is_allowed(read: Callable[[Any], float]) -> None:
+    model = Net(read)
+    there = set(vars(model))
+    et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert set(vars(model)) == there
+
+
+class Garbage:
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.time()
+
+
+def test_what_finalizers_of_garbage_do_is_not_of_the_step() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        gc.collect()
+        return mean_square(model, x)
+
+    model = Net()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        Garbage()
+        et.prepare(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def test_a_parameter_that_an_optimizer_holds_twice_is_refused() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    optimizer.param_groups[0]["params"].append(model.first.weight)
+    with pytest.raises(UserError, match="twice"):
+        step(X)
