@@ -208,7 +208,7 @@ def test_firmware_without_copies_takes_no_flash(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="keeps nothing in flash"):
         run_firmware(plain.project.folder, plain.batches(1), flash=tmp_path / "flash.bin")
     for wrong in (0, -1, True, 1.5):
-        with pytest.raises(UserError, match="keep_every is wrong"):
+        with pytest.raises(UserError, match="keep_every"):
             make(NETS["mlp"], tmp_path / "other", keep_every=wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no flash that it is known how to erase"):
         make(NETS["mlp"], tmp_path / "other", keep_every=1, target="cortex-m55")
