@@ -113,7 +113,7 @@ def test_a_budget_that_is_too_small_is_one_message(run: Run) -> None:
     assert not Path("runs").exists()
     ended = run("lenet", "--batch", 2, "--process-memory", "10MB")
     assert ended.code == 1
-    assert "--process-memory above" in ended.told
+    assert "ask for --process-memory " in ended.told
 
 
 def test_a_plan_of_another_graph_or_none_at_all_is_refused(run: Run) -> None:
