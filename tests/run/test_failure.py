@@ -286,12 +286,17 @@ for updates in ("early", "guarded", "together"):
 
     back()
     old = everything(ours)
-    began = time.perf_counter()
-    step(*x)
-    took = time.perf_counter() - began
+    took = 1.0
+    for _ in range(5):
+        back()
+        began = time.perf_counter()
+        step(*x)
+        took = min(took, time.perf_counter() - began)
     new = everything(ours)
     count = {"old": 0, "new": 0, "torn": 0, "inside": 0, "missed": 0}
-    for _ in range(15):
+    for trial in range(300):
+        if trial >= 15 and count["inside"] >= 5 and count["old"] >= 1:
+            break  # on a busy machine most signals come late
         back()
         inside = True
         timer = threading.Timer(random.random() * took, os.kill, (os.getpid(), signal.SIGINT))
