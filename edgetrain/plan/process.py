@@ -55,10 +55,11 @@ def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infe
         for n_bytes, behind in ((answer.smallest_bytes, LEFT_BEHIND_BYTES), (answer.bound_bytes, 0))
     )
     where = [line for line in str(answer).splitlines() if line.startswith(("  tightest", "  alive", "  lasting"))]
+    room = show_bytes(left) if left > 0 else "nothing (the process itself takes more than that)"
     return answer.in_words(
         "\n".join((
-            f"process_memory={show_bytes(process_memory_bytes)} leaves {show_bytes(max(left, 0))} for the tensors of a "
-            f"step, and the smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
+            f"process_memory={show_bytes(process_memory_bytes)} leaves {room} for the tensors of a step, and the "
+            f"smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
             f"  proven: every plan takes {show_bytes(answer.bound_bytes)} or more, and the process {bound} bytes",
             *where,
             f"  next step: ask for process_memory={smallest} ({show_bytes(smallest)}) or more, or take a smaller batch",

@@ -444,7 +444,7 @@ def test_a_gan_trains_two_nets_that_each_leave_the_other_alone() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [({"memory": "much"}, "amount of memory"), ({"process_memory": -1}, "amount of memory"),
-     ({"process_memory": 10**6}, "more than that before"), ({"planner": "nonsense"}, "no planner 'nonsense'")],
+     ({"process_memory": 10**6}, "itself takes more than that"), ({"planner": "nonsense"}, "no planner 'nonsense'")],
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_is_refused(wish: dict[str, Any], said: str) -> None:
