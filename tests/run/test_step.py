@@ -444,13 +444,20 @@ def test_a_gan_trains_two_nets_that_each_leave_the_other_alone() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [({"memory": "much"}, "amount of memory"), ({"process_memory": -1}, "amount of memory"),
-     ({"process_memory": 10**6}, "itself takes more than that"), ({"planner": "nonsense"}, "no planner 'nonsense'")],
+     ({"planner": "nonsense"}, "no planner 'nonsense'")],
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_is_refused(wish: dict[str, Any], said: str) -> None:
     ours = training(net(), cross_entropy)
     with pytest.raises(UserError, match=said):
         et.prepare(ours.model, ours.loss, ours.optimizer, batch(), **wish)
+
+
+def test_a_process_that_takes_more_already_is_an_answer_with_what_would_work() -> None:
+    ours = training(net(), cross_entropy)
+    with pytest.raises(et.Infeasible, match="itself takes more than that") as caught:
+        et.prepare(ours.model, ours.loss, ours.optimizer, batch(), process_memory=10**6)
+    assert caught.value.smallest_bytes > caught.value.bound_bytes > 10**8  # PyTorch is loaded here
 
 
 def test_a_compiled_step_refuses_another_shape() -> None:
