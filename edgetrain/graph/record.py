@@ -321,7 +321,7 @@ class Recorder(TorchDispatchMode):
             return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.namespace == "prim":
+        if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return self._lift(args[0])
