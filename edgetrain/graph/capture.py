@@ -553,15 +553,15 @@ def _computed_by_hooks(module: nn.Module) -> set[str]:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested containers (and in the outputs of Hugging Face models, which are mappings)."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple | set | deque):
-        for item in value:
-            yield from _tensors(item)
+    """The tensors in nested containers (and in the outputs of Hugging Face models, which are mappings), in order."""
+    pending, met = [value], set()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping | list | tuple | set | deque) and id(value) not in met:
+            met.add(id(value))  # a list may hold itself
+            pending += reversed(list(value.values() if isinstance(value, Mapping) else value))
 
 
 @contextmanager
