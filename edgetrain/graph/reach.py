@@ -65,7 +65,8 @@ SHELVES = ("_parameters", "_buffers", "_modules")
 LARGE_BYTES = 1 << 20
 _HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
 _CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
-_NOISE = {"_is_full_backward_hook", "_non_persistent_buffers_set"}  # of modules
+BUFFER_NAMES = "_non_persistent_buffers_set"  # beside the shelf of the buffers; restored, and read by no forward
+_NOISE = {"_is_full_backward_hook", BUFFER_NAMES}  # of modules
 
 
 class Reach:
@@ -251,6 +252,8 @@ class Reach:
             self.attributes.append((items, list(items), path))
             for name, item in items.items():
                 self._push(item, f"{path}.{name}")
+        if self._observed is None and isinstance(names := own.get(BUFFER_NAMES), set):
+            self.containers.append((names, path))
         if isinstance(module, torch.jit.ScriptModule):
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 self._push(tensor, f"{path}.{name}")

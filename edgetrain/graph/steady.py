@@ -41,6 +41,10 @@ class Work(Protocol):
 
     def expect(self, like: Signature) -> None: ...
 
+    def keeps_constants(self) -> bool: ...
+
+    def realise(self, before: Sequence[Before]) -> None: ...
+
 
 W = TypeVar("W", bound=Work)
 
@@ -51,6 +55,10 @@ def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Seq
     with _nothing_set(), _no_other_randomness():
         first = make()
         record(first)
+        if first.keeps_constants():
+            first.realise(before)
+            first = make()
+            record(first)
         refuse_calls(first.seen)  # before what follows from it
         for state in before:
             _refuse_settings(state)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
+from edgetrain.errors import UserError
 
 X = torch.linspace(-1, 2, 64).reshape(2, 4, 8)
 LOG = logging.Logger("of a test")
@@ -42,6 +43,7 @@ class Habit(nn.Module):
         self.calls, self.seconds, self.average, self.warned = 0, 0.0, 0.0, False
         self.stats: dict[str, float] = {"calls": 0, "scale": 2.0}
         self.counts, self.shapes = collections.defaultdict[str, int](int), collections.Counter[Any]()
+        self.longest, self.tables = 0, dict[int, Tensor]()
         self.one, self.names, self.shown = [0], list[str](), list[Any]()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,8 +113,47 @@ def profiled(m: Any, x: Tensor) -> Tensor:
         return F.relu(x) + 1
 
 
+def rotates(m: Any, x: Tensor) -> Tensor:
+    length = x.shape[1]
+    if length > m.longest:
+        m.longest, angles = length, torch.outer(torch.arange(length), 0.1 ** torch.arange(8))
+        m.table = angles.cos(), angles.sin()
+    cos, sin = m.table
+    both: Tensor = cos[:length] + sin[:length]
+    return both
+
+
+def numbers_positions(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "positions"):
+        positions = torch.zeros(16, 8)
+        positions[:, 0::2] = torch.arange(16)[:, None].sin()
+        positions[:, 1::2] = torch.arange(16)[:, None].cos()
+        m.register_buffer("positions", positions, persistent=False)
+    rows: Tensor = m.positions[: x.shape[1]]
+    return rows
+
+
+def by_length(m: Any, x: Tensor) -> Tensor:
+    for tables in (m.tables, TABLES):
+        if x.shape[1] not in tables:
+            tables[x.shape[1]] = torch.linspace(1, 2, x.shape[1])[:, None]
+    first: Tensor = m.tables[x.shape[1]]
+    return first * TABLES[x.shape[1]]
+
+
 HABITS: dict[str, Callable[[Any, Tensor], Tensor | None]] = {
-    f.__name__.replace("_", " "): f for f in (counts, logs, warns, caches_texts, scopes, profiled)
+    f.__name__.replace("_", " "): f
+    for f in (
+        counts,
+        logs,
+        warns,
+        caches_texts,
+        scopes,
+        profiled,
+        rotates,
+        numbers_positions,
+        by_length,
+    )
 }
 HABITS["a mask kept by lru_cache"] = lambda m, x: mask(x.shape[1])
 HABITS["reads the environment"] = lambda m, x: x.new_full((), float(os.environ.get("SCALE_OF_A_TEST", "2")))
@@ -145,3 +186,41 @@ def test_a_habit_that_harms_nobody(name: str, warmed: bool) -> None:
                 optimizer.step()
                 losses[0].append(float(value))
     assert losses[0] == losses[1]
+
+
+def counts_lazily(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "steps"):
+        m.steps = torch.zeros(3)
+    else:
+        m.steps[0].add_(1)
+    first: Tensor = 1 + m.steps[0]
+    return first
+
+
+def averages_lazily(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "mean"):
+        m.mean = torch.zeros(8)
+    mean: Tensor = m.mean.lerp_(x.mean((0, 1)), 0.1)
+    return mean
+
+
+def replaces(m: Any, x: Tensor) -> Tensor:
+    steps: Tensor = m.steps + 1 if hasattr(m, "steps") else torch.zeros(())
+    m.steps = steps
+    return 1 + steps
+
+
+def draws_once(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "drawn"):
+        m.drawn = torch.randn(8)
+    drawn: Tensor = m.drawn
+    return drawn
+
+
+@pytest.mark.parametrize("act", [counts_lazily, averages_lazily, replaces, draws_once])
+def test_a_tensor_that_is_made_once_and_changed_later_is_no_constant(act: Callable[[Any, Tensor], Tensor]) -> None:
+    model = Habit(act)
+    there = set(vars(model))
+    with pytest.raises(UserError, match="tensor"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert set(vars(model)) == there
