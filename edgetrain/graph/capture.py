@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -255,7 +256,8 @@ def _recorded(
             state.restore(seen, touched)
 
     with without_their_cache():
-        return surely(lambda: record_twice(made, record, before, times), end)
+        # What is put into context variables stays in a context of its own.
+        return surely(lambda: copy_context().run(record_twice, made, record, before, times), end)
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,12 @@ class Before:
         leaves = [t for t in reach.alive if isinstance(t, torch.Tensor) and t.is_leaf]
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
         self._data = [(t, t.detach(), t.data_ptr()) for t in leaves if t.layout is torch.strided]
+        self._hooks = [(t, t._backward_hooks) for t in leaves]
+        self._types = [(value, type(value)) for value in reach.objects]
+        generators = (value for value in reach.alive if isinstance(value, torch.Generator))
+        self._generators = [(generator, generator.get_state()) for generator in generators]
         self.tensors = reach.tensors
-        self._environment = dict(os.environ)
+        self._environment, self._folder = dict(os.environ), _folder()
         self._caches = [(cache, _entries(cache)) for cache in reach.caches]
 
     def clear_caches(self) -> None:
@@ -234,7 +238,15 @@ class Before:
                 function.__defaults__ = defaults
             if function.__kwdefaults__ is not named:
                 function.__kwdefaults__ = named
+        for value, kind in self._types:
+            if type(value) is not kind:
+                object.__setattr__(value, "__class__", kind)
+        for generator, state_then in self._generators:
+            if not torch.equal(generator.get_state(), state_then):
+                generator.set_state(state_then)
         for values, kept, _ in self._arrays:
+            if not values.flags.writeable:
+                values.setflags(write=True)  # as it was
             values[...] = kept
         for value, state, put_back, _ in self._states:
             if put_back is not None and state_of(value) != state:
@@ -247,6 +259,11 @@ class Before:
                 tensor.grad = grad
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)
+        for tensor, hooks in self._hooks:
+            if tensor._backward_hooks is not hooks:
+                tensor._backward_hooks = hooks
+        if self._folder is not None and _folder() != self._folder:
+            os.chdir(self._folder)
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
@@ -254,6 +271,13 @@ class Before:
 
 _CHANGING = (list, dict, set, deque)
 _LEFT_ALONE = (torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, np.ndarray, partial, *_CHANGING)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
 
 
 def _tuple_items(was: Any) -> list[Any] | None:

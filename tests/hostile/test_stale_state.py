@@ -471,3 +471,49 @@ def test_a_loss_that_changes_the_optimizer_is_refused() -> None:
     with pytest.raises(UserError, match="optimizer"):
         et.prepare(model, loss, optimizer, (X,))
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("of a test", default=1.0)
+UNSET: contextvars.ContextVar[float] = contextvars.ContextVar("without a value")
+
+
+class Other(nn.Linear):
+    pass
+
+
+def meddle(model: Any, held: dict[str, Any]) -> float:
+    """Changes what is there to be changed, and fails."""
+    VARIABLE.set(2.0)
+    UNSET.set(2.0)
+    model.first.__class__ = Other
+    model.second.weight.register_hook(lambda g: g)
+    model.register_buffer("more", None, persistent=False)
+    held["generator"].manual_seed(3)
+    held["array"] += 1
+    held["array"].setflags(write=False)
+    held["default"].__defaults__ = (2,)
+    held["partial"].keywords["a"] = 2
+    held["list"].append(1)
+    os.chdir("/")
+    raise ValueError("in the middle")
+
+
+def test_what_a_failing_step_has_changed_is_restored() -> None:
+    held: dict[str, Any] = {
+        "generator": torch.Generator().manual_seed(1), "array": np.ones(3), "default": lambda a=1: a,
+        "partial": functools.partial(dict, a=1), "list": [],
+    }  # fmt: skip
+    model = Net(lambda m: meddle(m, held))
+    state, folder, there = held["generator"].get_state(), Path.cwd(), {**vars(model)}
+    with pytest.raises(UserError, match="seeds a generator"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert (VARIABLE.get(), UNSET.get(None)) == (1.0, None)
+    assert type(model.first) is nn.Linear
+    assert not model.second.weight._backward_hooks
+    assert vars(model) == there
+    assert "more" not in model._non_persistent_buffers_set
+    assert torch.equal(held["generator"].get_state(), state)
+    assert held["array"].flags.writeable
+    assert held["array"].tolist() == [1.0, 1.0, 1.0]
+    assert (held["default"](), held["partial"](), held["list"]) == (1, {"a": 1}, [])
+    assert Path.cwd() == folder
