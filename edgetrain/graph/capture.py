@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -38,9 +39,10 @@ from edgetrain.graph import batches, foretold, optimizers
 from edgetrain.graph.counters import unwatch_values
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
 from edgetrain.graph.lower import Lowered, lower
+from edgetrain.graph.made import made_of_numbers, put_in_place
 from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.observe import Observed, observed, stop_observing
-from edgetrain.graph.reach import SHELVES, Reach
+from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach
 from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import require_trainable
@@ -225,9 +227,11 @@ def _recorded(
 ) -> _Capture:
     """Record more than once, and restore what code of the user's and ours has changed, whatever ends the recording."""
     works: list[_Capture] = []
+    constants: dict[int, torch.Tensor] = {}
 
     def made() -> _Capture:
         works.append(make())
+        works[-1].constants = works[-1].recorder.constants = constants
         return works[-1]
 
     surroundings = Surroundings(model)
@@ -246,13 +250,14 @@ def _recorded(
         for value, path in roots:
             reach.add(value, path)
         reach.add_scopes()
-        shelves = (vars(m).get(name) for m in reach.modules.values() for name in SHELVES)
+        shelves = (vars(m).get(name) for m in reach.modules.values() for name in (*SHELVES, BUFFER_NAMES))
         touched = {id(container) for container, _ in reach.containers} | {*map(id, shelves)}
         for state in before:
             state.restore(seen, touched)
 
     with without_their_cache():
-        return surely(lambda: record_twice(made, record, before, times), end)
+        # What is put into context variables stays in a context of its own.
+        return surely(lambda: copy_context().run(record_twice, made, record, before, times), end)
 
 
 @dataclass(frozen=True)
@@ -335,7 +340,9 @@ class _Capture:
         self.channels_last = memory_format == "channels_last"
         self.names: dict[int, tuple[str, Role]] = {}
         self.sources: dict[int, Source] = {}  # by raw tensor
-        self.constants: dict[int, bytes] = {}
+        self.constant_bytes: dict[int, bytes] = {}
+        self.constants: dict[int, torch.Tensor] = {}  # by id: what the model makes once, shared by all recordings
+        self.kept: dict[int, torch.Tensor] = {}  # the same, by the id of the fake tensor that stands in its place
         self.seen = Observed()
         self._seen_before: Observed | None = None
         self.outputs: list[torch.Tensor] = []
@@ -430,25 +437,47 @@ class _Capture:
         if stored := self._stored_tensors():
             raise stored
 
+    def keeps_constants(self) -> bool:
+        """The model has made tensors that it keeps and would not make again, and that nothing else depends on."""
+        return bool(self.kept)
+
+    def realise(self, before: Sequence[Before]) -> None:
+        """Put real tensors in the place of those, for the recordings that follow."""
+        self.constants.update((id(real), real) for real in self.kept.values())
+        put_in_place(before, lambda fake: self.kept.get(id(fake), fake))
+
+    def _is_kept(self, fake: FakeTensor) -> bool:
+        """A real tensor can stand in its place; not so a second time, for it is made anew each time."""
+        if self.constants:
+            return False
+        number = self.recorder.number_of(fake)
+        real = None if number is None else self._of_numbers.get(number)
+        if real is not None:
+            self.kept[id(fake)] = real
+        return real is not None
+
+    @cached_property
+    def _of_numbers(self) -> dict[int, torch.Tensor]:
+        return made_of_numbers(self.recorder.recording)
+
     def _stored_tensors(self) -> UserError | None:
+        recording = self.recorder.recording
+        kept = {recording.storage(raw) for raw in self.recorder.kept}
+        if kept and any(recording.storage(raw) in kept for call in recording.calls for raw in call.writes):
+            return _keeping()
         for module in self.reach.modules.values():
             by_hooks = _computed_by_hooks(module)
             for key, value in vars(module).items():
                 if key in ("_parameters", "_buffers") or key in by_hooks:
                     continue
-                if any(isinstance(t, FakeTensor) for t in _tensors(value)):
+                if any(isinstance(t, FakeTensor) and not self._is_kept(t) for t in _tensors(value)):
                     return self._storing(module, key, "is no buffer")
             for key, value in module._buffers.items():
-                if isinstance(value, FakeTensor):
+                if isinstance(value, FakeTensor) and not self._is_kept(value):
                     return self._storing(module, key, "is replaced by a new tensor")
         computed = {id(vars(m).get(key)) for m in self.reach.modules.values() for key in _computed_by_hooks(m)}
-        if any(isinstance(held, FakeTensor) and id(held) not in computed for held in self.reach.held()):
-            return UserError(
-                "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step "
-                "could not do",
-                next_step="return what is to be seen, or compute it in plain PyTorch beside the step",
-            )
-        return None
+        held = (t for t in self.reach.held() if isinstance(t, FakeTensor) and id(t) not in computed)
+        return _keeping() if any(not self._is_kept(t) for t in held) else None
 
     def _storing(self, module: nn.Module, key: str, what: str) -> UserError:
         owner = self.modules.get(id(module)) or type(module).__name__
@@ -456,7 +485,7 @@ class _Capture:
             f"module {owner} stores a tensor in self.{key} during forward, and {what}: a captured step could not "
             "carry it from one step to the next",
             next_step=f"register it (self.register_buffer({key!r}, …)) and change it in place (self.{key}.copy_(…)), "
-            "or leave the assignment out",
+            "leave the assignment out, or, where it is made once and kept, call the model once before et.prepare",
         )
 
     def _refuse_random_backward(self) -> None:
@@ -509,7 +538,7 @@ class _Capture:
                 self._external(raw, real)
         for raw, value in self.recorder.recording.lifted.items():
             self._persistent(raw, f"constant.{raw}", "constant", Source("constant", str(raw)))
-            self.constants[raw] = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            self.constant_bytes[raw] = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
     def _external(self, raw: int, real: torch.Tensor) -> None:
         name = self.reach.tensors.get(id(real)) or f"external.{len(self.externals)}"
@@ -530,9 +559,16 @@ class _Capture:
             ops=tuple(lowered.ops),
             sources={first[raw]: source for raw, source in self.sources.items()},
             outputs=tuple(at[raw] for raw in outputs),
-            constants={first[raw]: value for raw, value in self.constants.items()},
+            constants={first[raw]: value for raw, value in self.constant_bytes.items()},
             about={"model": type(self.model).__name__, "torch": torch.__version__},
         )
+
+
+def _keeping() -> UserError:
+    return UserError(
+        "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step could not do",
+        next_step="return what is to be seen, or compute it in plain PyTorch beside the step",
+    )
 
 
 def _clipped(gradients: list[torch.Tensor | None], most: float) -> tuple[list[torch.Tensor | None], torch.Tensor]:
@@ -553,15 +589,15 @@ def _computed_by_hooks(module: nn.Module) -> set[str]:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested containers (and in the outputs of Hugging Face models, which are mappings)."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple | set | deque):
-        for item in value:
-            yield from _tensors(item)
+    """The tensors in nested containers (and in the outputs of Hugging Face models, which are mappings), in order."""
+    pending, met = [value], set()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping | list | tuple | set | deque) and id(value) not in met:
+            met.add(id(value))  # a list may hold itself
+            pending += reversed(list(value.values() if isinstance(value, Mapping) else value))
 
 
 @contextmanager

@@ -12,9 +12,12 @@ import dis
 import operator
 import sys
 import types
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -31,21 +34,26 @@ _GROWING = {
     "__format__",
 }  # fmt: skip
 _OWN = __name__.partition(".")[0] + "."
+_READING = ("__getitem__", "get")
+# Values that are replaced by others, and not changed.
+FROZEN = (complex, bytes, tuple, frozenset, range, slice, Decimal, Fraction, date, time, timedelta, np.generic)
+_PLAINLY = (bool, int, float, str, type(None), *FROZEN)
 _MODULO, _BINARY = (6, 19), dis.opmap["BINARY_OP"]  # `%` and `%=`
 
 
 class Number:
-    """Stands in the place of a number. value: the number; path: where it stood; used: where its use is noted."""
+    """Stands in the place of a number. value: the number; paths: where it stood, or the numbers that it was computed
+    from; used: where its use is noted."""
 
-    def __init__(self, value: Any, path: str, used: set[str]) -> None:
-        self.value, self.path, self.used = value, path, used
+    def __init__(self, value: Any, paths: frozenset[str], used: set[str]) -> None:
+        self.value, self.paths, self.used = value, paths, used
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        self.used.add(self.path)
+        self.used.update(self.paths)
         return getattr(self.value, name)
 
     def __repr__(self) -> str:
@@ -57,10 +65,11 @@ class Number:
     def __format__(self, how: str) -> str:
         return format(self.value, how)
 
-    def counted(self, result: Any) -> Any:
+    def counted(self, result: Any, other: Any = None) -> Any:
+        paths = self.paths | other.paths if type(other) is Number else self.paths
         if type(result) in (int, float):
-            return Number(result, self.path, self.used)
-        self.used.add(self.path)
+            return Number(result, paths, self.used)
+        self.used.update(paths)
         return result
 
 
@@ -73,12 +82,11 @@ def _binary(name: str, *, counts: bool, reflected: bool) -> Callable[[Any, Any],
     function = getattr(operator, f"__{name}__")
 
     def apply(self: Number, other: Any) -> Any:
-        if not counts:
-            self.used.add(self.path)
-        if type(other) is Number and other.path != self.path:
-            other.used.add(other.path)
         pair = (plain(other), self.value) if reflected else (self.value, plain(other))
-        return self.counted(function(*pair)) if counts else function(*pair)
+        if counts:
+            return self.counted(function(*pair), other)
+        self.used.update(self.paths, other.paths if type(other) is Number else ())
+        return function(*pair)
 
     return apply
 
@@ -86,7 +94,7 @@ def _binary(name: str, *, counts: bool, reflected: bool) -> Callable[[Any, Any],
 def _converting(name: str) -> Callable[..., Any]:
     def convert(self: Number, *others: Any) -> Any:
         if not (name in ("int", "float") and _makes_a_text(sys._getframe(1))):
-            self.used.add(self.path)
+            self.used.update(self.paths)
         return getattr(self.value, f"__{name}__")(*map(plain, others))
 
     return convert
@@ -115,16 +123,40 @@ def _using(kind: type, name: str) -> Callable[..., Any]:
     method = getattr(kind, name)
 
     def use(self: Any, *others: Any, **named: Any) -> Any:
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith(_OWN):  # we look for tensors in it
+        if not _is_inside(kind, sys._getframe(1).f_globals.get("__name__", "")):
             self.used.add(self.path)
         return method(self, *others, **named)
 
     return use
 
 
+def _is_inside(kind: type, module: str) -> bool:
+    """We look for tensors in it; and a container's own methods in Python are noted themselves."""
+    return module.startswith(_OWN) or (module == "collections" and kind in (Counter, OrderedDict))
+
+
+def _reading(kind: type, name: str) -> Callable[..., Any]:
+    """An item by its index or key: noted by itself where something stands in for it, or where it has not moved."""
+    method = getattr(kind, name)
+
+    def read(self: Any, *others: Any) -> Any:
+        value = method(self, *others)
+        if type(value) is not Number and not _stands_in(value) and not self.has_not_moved(others[0], value):
+            self.used.add(self.path)
+        return value
+
+    return read
+
+
+def _has_not_moved(self: Any, key: Any, value: Any) -> bool:
+    return self.before is not None and self.before.get(key, self) is value
+
+
 def _class_of(kind: type) -> type:
     names = [n for n in dir(kind) if n not in _GROWING and callable(getattr(kind, n))]
-    return type(f"noting_{kind.__name__}", (kind,), {name: _using(kind, name) for name in names})
+    methods: dict[str, Any] = {name: _using(kind, name) for name in names}
+    methods |= {name: _reading(kind, name) for name in _READING if name in methods and kind is not str}
+    return type(f"noting_{kind.__name__}", (kind,), {**methods, "has_not_moved": _has_not_moved})
 
 
 def _longer(self: Any, more: str) -> Any:
@@ -132,29 +164,101 @@ def _longer(self: Any, more: str) -> Any:
 
 
 _equip_numbers()
-_CONTAINERS: dict[type, Any] = {kind: _class_of(kind) for kind in (str, list, deque, set, dict)}
+_KINDS: tuple[type, ...] = (str, list, deque, set, Counter, defaultdict, OrderedDict, dict)
+_CONTAINERS: dict[type, Any] = {kind: _class_of(kind) for kind in _KINDS}
 _CONTAINERS[str].__add__ = _longer
 
 
-def noting(value: Any, path: str, used: set[str]) -> Any:
-    """The same value, which notes its use; None where it cannot."""
+def _stands_in(value: Any) -> bool:
+    kind: Any = type(value).__base__
+    return kind in _CONTAINERS and type(value) is _CONTAINERS[kind]
+
+
+def noting(value: Any, path: str, used: set[str], items: list[Any] | None = None) -> Any:
+    """The same value, which notes its use; None where it cannot. items: what a container held before it moved."""
     value = plain(value)
     value = value.item() if isinstance(value, np.integer | np.floating) else value
     if type(value) in (int, float):
-        return Number(value, path, used)
-    kind = type(value) if type(value) in _CONTAINERS else type(value).__base__
+        return Number(value, frozenset((path,)), used)
+    if isinstance(value, tuple):
+        return _noting_tuple(value, path, used, items)
+    kind: Any = type(value) if type(value) in _CONTAINERS else type(value).__base__
     if kind not in _CONTAINERS or type(value) not in (kind, _CONTAINERS[kind]):
         return None
-    own = _CONTAINERS[kind]
-    same = own(deque.__iter__(value), deque.maxlen.__get__(value)) if kind is deque else own(_content(kind, value))
+    content = _content(kind, value)
+    if kind is str:
+        same = _CONTAINERS[str](content)
+    else:
+        same = _filled(kind, value, list(_noting_items(content, path, used, items)))
     same.path, same.used, same.original = path, used, value
+    same.before = _pairs(items) if issubclass(kind, dict) and items is not None else None
     return same
+
+
+def _pairs(items: list[Any]) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _filled(kind: Any, value: Any, items: list[Any]) -> Any:
+    """A container of ours with these items, whatever methods its class has."""
+    own = _CONTAINERS[kind]
+    if kind is deque:
+        return own(items, deque.maxlen.__get__(value))
+    if not issubclass(kind, dict):
+        return own(items)
+    same = own.__new__(own)
+    if kind is defaultdict:
+        same.default_factory = value.default_factory
+    put = OrderedDict.__setitem__ if kind is OrderedDict else dict.__setitem__
+    for key, item in items:
+        put(same, key, item)
+    return same
+
+
+def _noting_items(content: Any, path: str, used: set[str], items: list[Any] | None) -> Iterator[Any]:
+    """Those that have moved are replaced, as far as they can be."""
+    if isinstance(content, dict):
+        before = {} if items is None else _pairs(items)
+        for key, item in content.items():
+            yield key, item if before.get(key, before) is item else _or_itself(item, f"{path}.{key}", used)
+    else:
+        was = items or []
+        for at, item in enumerate(content):
+            same = at < len(was) and was[at] is item
+            yield item if same else _or_itself(item, f"{path}.{at}", used)
+
+
+def _or_itself(item: Any, path: str, used: set[str]) -> Any:
+    same = noting(item, path, used) if type(plain(item)) in (int, float) else None
+    return item if same is None else same
+
+
+def _noting_tuple(value: tuple[Any, ...], path: str, used: set[str], items: list[Any] | None) -> Any:
+    """Of as many items as before; a longer one cannot be replaced."""
+    ours = type(value) is tuple or hasattr(type(value), "_fields")  # torch.Size and others of C code cannot be remade
+    if not ours or items is None or len(items) != len(value):
+        return None
+    pairs = zip(value, items, strict=True)
+    same = [now if now is was and not _growing(now) else noting(now, f"{path}.{at}", used)
+            for at, (now, was) in enumerate(pairs)]  # fmt: skip
+    if any(new is None and now is not None for new, now in zip(same, value, strict=True)):
+        return None
+    return _remade(value, same)
+
+
+def _growing(value: Any) -> bool:
+    return type(value) in (list, deque, set, dict)
+
+
+def _remade(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """A tuple of the same class."""
+    return tuple.__new__(type(value), items)
 
 
 def _content(kind: Any, value: Any) -> Any:
     if kind is str:
         return str.__str__(value)
-    return dict(kind.items(value)) if kind is dict else list(kind.__iter__(value))
+    return dict(dict.items(value)) if issubclass(kind, dict) else list(kind.__iter__(value))
 
 
 def text_of(value: Any) -> str:
@@ -175,24 +279,31 @@ def _brief(value: Any) -> str:
     value = plain(value)
     if isinstance(value, np.ndarray):
         return repr((value.shape, value.tobytes()))
-    plainly = isinstance(value, bool | int | float | complex | str | bytes | tuple | np.generic | None)
-    return repr(value) if plainly else repr(id(value))
+    if isinstance(value, tuple | frozenset):
+        return repr((type(value), [*map(_brief, value)]))
+    return repr(value) if isinstance(value, _PLAINLY) else repr(id(value))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands, and how to put another."""
+    """Where a value stands, and how to put another. items: what was in it, where it is a container that was there."""
 
     now: Any
     put: Callable[[Any], object]
     path: str
+    items: list[Any] | None = None
+
+    @property
+    def is_blind(self) -> bool:
+        """Nothing can stand in for it, and it is a value like a number: another one each time."""
+        return isinstance(self.now, FROZEN) and noting(self.now, "", set(), self.items) is None
 
 
 def watch_values(places: Iterable[Place]) -> set[str]:
     """Replace what has moved; the paths of what is used come to stand in the result."""
     used: set[str] = set()
     for place in places:
-        if (same := noting(place.now, place.path, used)) is not None:
+        if (same := noting(place.now, place.path, used, place.items)) is not None:
             place.put(same)
     return used
 
@@ -200,14 +311,28 @@ def watch_values(places: Iterable[Place]) -> set[str]:
 def unwatch_values(places: Iterable[Place]) -> None:
     """Put back what was replaced, as far as it has moved by now."""
     for place in places:
-        kind = type(place.now).__base__
-        if type(place.now) is Number:
-            place.put(place.now.value)
-        elif kind in _CONTAINERS and type(place.now) is _CONTAINERS[kind]:
-            original, content = place.now.original, _content(kind, place.now)
-            place.put(content if kind is str else original)
-            if kind is list:
-                original[:] = content
-            elif kind is not str:
-                original.clear()
-                original.extend(content) if kind is deque else original.update(content)
+        now = place.now
+        if type(now) is Number or _stands_in(now):
+            place.put(_original(now))
+        elif isinstance(now, tuple) and any(type(item) is Number or _stands_in(item) for item in now):
+            place.put(_remade(now, [*map(_original, now)]))
+
+
+def _original(now: Any) -> Any:
+    """What a value stands for, with what has become of it."""
+    if not _stands_in(now):
+        return plain(now)
+    kind: Any = type(now).__base__
+    content, original = _content(kind, now), now.original
+    if kind is str:
+        return content
+    if kind is list:
+        original[:] = [*map(plain, content)]
+    elif issubclass(kind, dict):
+        base: Any = OrderedDict if kind is OrderedDict else dict
+        base.clear(original)
+        base.update(original, {key: plain(item) for key, item in content.items()})
+    else:
+        original.clear()
+        original.extend(map(plain, content)) if kind is deque else original.update(map(plain, content))
+    return original

@@ -55,7 +55,7 @@ class Opened:
             self.started.add(_STARTS[event])
         elif event in ("os.listdir", "os.scandir"):
             self.note_path(arguments[0] if arguments[0] is not None else ".")
-        elif event == "open" and _reads(*arguments):
+        elif (event == "open" and _reads(*arguments)) or event == "sqlite3.connect":
             self.note_path(arguments[0])
 
     def note_path(self, path: object) -> None:

@@ -12,6 +12,7 @@ False, and everything that can be reached counts as read.
 from __future__ import annotations
 
 import gc
+import io
 import random
 import re
 import sys
@@ -38,6 +39,10 @@ _BY_ANY_NAME = {"getattr", "vars", "globals", "locals", "eval", "exec", "dir"}
 _ATTRIBUTES_BY_ANY_NAME = {
     "__dict__", "__getattribute__", "attrgetter", "getmembers", "__getstate__", "asdict", "astuple", "fields",
     "replace", "deepcopy",
+}  # fmt: skip
+_READS_STREAMS = {
+    "read", "read1", "readall", "readinto", "readinto1", "readline", "readlines", "peek", "seek", "getvalue",
+    "getbuffer",
 }  # fmt: skip
 _LOOKS_AT_FILES = {"stat", "lstat", "access"}
 _CLOCKS = {
@@ -80,6 +85,7 @@ class Observed:
     by_any_name: code of the user's own reads attributes by names that it computes
     once:        calls that a captured step does not make again, in words, and what to do instead
     files:       what was read, and when each was written last
+    reads_streams: code reads from an open file, or from a text in memory
     """
 
     complete: bool = True
@@ -90,6 +96,7 @@ class Observed:
     by_any_name: bool = False
     once: dict[str, str] = field(default_factory=dict)
     files: dict[str, Stamp] = field(default_factory=dict)
+    reads_streams: bool = False
 
     def merge(self, other: Observed) -> None:
         self.complete &= other.complete
@@ -101,6 +108,7 @@ class Observed:
         self.by_any_name |= other.by_any_name
         self.once.update(other.once)
         self.files.update(other.files)
+        self.reads_streams |= other.reads_streams
 
     def note_files(self, opened: Opened) -> None:
         self.files.update(opened.files)
@@ -113,6 +121,7 @@ class Observed:
         """Lists, texts and numbers; the inverse of `from_plain`."""
         scopes = {module: sorted(names) for module, names in self.scopes.items()}
         own = {"complete": self.complete, "by_any_name": self.by_any_name, "once": self.once, "files": self.files}
+        own |= {"reads_streams": self.reads_streams}
         names = {"names": sorted(self.names), "own_names": sorted(self.own_names), "scopes": scopes}
         return {**own, **names, "codes": sorted(self.codes)}
 
@@ -123,7 +132,7 @@ class Observed:
         files = {file: None if at is None else tuple(at) for file, at in data["files"].items()}
         return cls(
             data["complete"], codes, set(data["names"]), set(data["own_names"]), scopes, data["by_any_name"],
-            data["once"], files,
+            data["once"], files, data["reads_streams"],
         )  # fmt: skip
 
 
@@ -198,6 +207,8 @@ class _Profile:
         elif name in _LOOKS_AT_FILES and function.__module__ == "posix":
             variables = frame.f_locals  # of os.path.exists, Path.stat and their like
             self.looked_at.append(variables.get("path", variables.get("filename", variables.get("self"))))
+        elif name in _READS_STREAMS and isinstance(function.__self__, io.IOBase):
+            self.seen.reads_streams = True
         elif name in _SYSTEM_RANDOMNESS and function.__module__ in ("posix", "nt"):
             self.seen.once[f"draws from the system's randomness ({name})"] = "draw with torch (torch.rand)"
         elif qualified in _SEEDS:

@@ -112,6 +112,12 @@ def check_settings(kind: str, number: int, group: dict[str, Any]) -> None:
             )  # fmt: skip
     for name, allowed in _SETTINGS[kind].items():
         _check_setting(kind, number, name, group[name], allowed)
+    for option in ("differentiable", "capturable"):
+        if group.get(option):
+            raise UserError(
+                f"parameter group {number} asks for {option}=True, which a captured step cannot honour",
+                next_step=f"make the optimizer without {option}",
+            )
     if kind == "adamw" and not group.get("decoupled_weight_decay", True):
         raise _no_setting(kind, number, "decoupled_weight_decay", "True, as AdamW has it", False)
     if kind != "sgd":
@@ -169,11 +175,13 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
     """The function that does not come from torch.optim, if any. A scheduler may wrap `step` to count the calls."""
-    step = vars(optimizer).get("step")
-    if step is not None and not _is_of_torch(step, _SCHEDULERS):
-        return "step"
-    if not _is_of_torch(type(optimizer).step, _OPTIMIZERS):
-        return "step"
+    own = {name: method for name, method in vars(optimizer).items() if callable(method)}
+    for name in [name for name in own if hasattr(type(optimizer), name)]:
+        if not _is_of_torch(own[name], _SCHEDULERS if name == "step" else _TORCH):
+            return name
+    for name in ("step", "_init_group"):
+        if not _is_of_torch(getattr(type(optimizer), name), _OPTIMIZERS):
+            return name
     module = sys.modules[type(optimizer).__module__]
     for name, function in vars(module).items():
         if isinstance(function, types.FunctionType) and not _is_of_torch(function, _TORCH, _PYTHON):
@@ -198,12 +206,6 @@ def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:
             f"parameter group {number} of the {kind} optimizer holds a parameter twice, which would update it twice",
             next_step="give the optimizer each parameter once",
         )
-    for option in ("differentiable", "capturable"):
-        if group.get(option):
-            raise UserError(
-                f"parameter group {number} asks for {option}=True, which a captured step cannot honour",
-                next_step=f"make the optimizer without {option}",
-            )
     if any(p.layout != torch.strided or p.is_complex() or p.is_meta or overlaps(p) for p in group["params"]):
         raise UserError(
             f"parameter group {number} of the {kind} optimizer holds parameters that are sparse or complex, have no "

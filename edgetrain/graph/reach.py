@@ -18,6 +18,9 @@ import ctypes
 import functools
 import gc
 import io
+import mmap
+import os
+import queue
 import random
 import sys
 import types
@@ -51,7 +54,7 @@ C_DATA: Any = ctypes.c_int.__mro__[-2]  # what ctypes derives numbers, structure
 # Their state is not among what they hold.
 _STATEFUL = (
     bytearray, array.array, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
-    C_DATA, ContextVar, Context,
+    C_DATA, ContextVar, Context, mmap.mmap,
 )  # fmt: skip
 # What is followed among the variables of packages; of all else there it counts which object it is.
 _OF_PACKAGES = (types.FunctionType, dict, list, set, deque, *PLAIN)
@@ -62,7 +65,8 @@ SHELVES = ("_parameters", "_buffers", "_modules")
 LARGE_BYTES = 1 << 20
 _HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
 _CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
-_NOISE = {"_is_full_backward_hook", "_non_persistent_buffers_set"}  # of modules
+BUFFER_NAMES = "_non_persistent_buffers_set"  # beside the shelf of the buffers; restored, and read by no forward
+_NOISE = {"_is_full_backward_hook", BUFFER_NAMES}  # of modules
 
 
 class Reach:
@@ -115,9 +119,11 @@ class Reach:
     def held(self) -> Iterator[Any]:
         """What stands now at each place that was found, and what new containers at these places hold."""
         pending = [value for value in self._places() if type(value) not in _PLAIN_TYPES]
+        new: dict[int, Any] = {}
         while pending:
             value = pending.pop()
-            if id(value) not in self._numbers:
+            if id(value) not in self._numbers and id(value) not in new:
+                new[id(value)] = value
                 yield value
                 if isinstance(value, dict | list | tuple | deque | set | frozenset):
                     pending += value.values() if isinstance(value, dict) else value
@@ -186,9 +192,9 @@ class Reach:
             return type(value), len(value), getattr(value, "maxlen", None)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
-        if _is_stateful(value):
+        if self._has_state(value):
             return type(value), state_of(value)
-        by_parts = isinstance(value, _WRAPPERS) or type(value).__dictoffset__ or any(_slots(type(value)))
+        by_parts = isinstance(value, _WRAPPERS) or type(value).__dictoffset__ or any(slots_of(type(value)))
         return type(value), None if by_parts and not self._narrow else id(value)
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
@@ -246,6 +252,8 @@ class Reach:
             self.attributes.append((items, list(items), path))
             for name, item in items.items():
                 self._push(item, f"{path}.{name}")
+        if self._observed is None and isinstance(names := own.get(BUFFER_NAMES), set):
+            self.containers.append((names, path))
         if isinstance(module, torch.jit.ScriptModule):
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 self._push(tensor, f"{path}.{name}")
@@ -279,7 +287,7 @@ class Reach:
 
     def _visit_function(self, function: types.FunctionType, path: str) -> None:
         seen = self._observed
-        if function.__dict__ and (seen or not installed(function.__module__)):
+        if (function.__dict__ and seen) or not (seen or installed(function.__module__)):
             self._add_keys(function.__dict__, function.__dict__, function, path)
         if seen and code_of(function.__code__) not in seen.codes:
             return
@@ -350,7 +358,7 @@ class Reach:
             self._add_named(vars(module), [key for key in vars(module) if not key.startswith("__")], (), f"{path}.")
 
     def _visit_object(self, value: Any, path: str) -> None:
-        if _is_stateful(value):
+        if self._has_state(value):
             self.stateful.append((value, path))
         if isinstance(value, weakref.ReferenceType):  # recurrent layers hold their weights this way too
             if self._observed is None:
@@ -362,7 +370,7 @@ class Reach:
             self.caches.append(value)
             # What it keeps counts, but is not ours to restore: its parts belong together.
             self._push(value.__wrapped__ if self._observed is None else _held(value), path)
-        slots = list(_slots(type(value)))
+        slots = list(slots_of(type(value)))
         self.objects.append(value)
         self._push(type(value), path)
         self._add_attributes(value, path)
@@ -391,6 +399,12 @@ class Reach:
             for item in _held(value):
                 self._push(item, path)
 
+    def _has_state(self, value: Any) -> bool:
+        """Of files and texts in memory what is in them counts where code reads from such: a log is only written."""
+        if isinstance(value, io.IOBase) and self._observed is not None and not self._observed.reads_streams:
+            return False
+        return _is_stateful(value)
+
     def weak_trail(self, refs: Iterable[tuple[Any, str]]) -> Trail:
         """What hangs on objects that nothing but weak references leads to; they are not kept alive."""
         apart = Reach(self._observed, narrow=self._narrow)
@@ -406,7 +420,8 @@ class Reach:
         return value is None or id(value) in self._numbers
 
 
-def _slots(cls: type) -> Iterator[str]:
+def slots_of(cls: type) -> Iterator[str]:
+    """The names that `__slots__` gives, as they are stored."""
     for base in cls.__mro__:
         names = base.__dict__.get("__slots__", ())
         for slot in (names,) if isinstance(names, str) else names:
@@ -465,7 +480,7 @@ def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
 def _is_stateful(value: Any) -> bool:
     return (
         isinstance(value, (*_STATEFUL, weakref.ReferenceType))
-        or type(value).__module__ == "itertools"
+        or type(value).__module__ in ("itertools", "_queue")
         or callable(getattr(type(value), "__next__", None))
     )
 
@@ -488,9 +503,39 @@ def state_of(value: Any) -> Any:
         return [(id(variable), id(item)) for variable, item in value.items()]
     if isinstance(value, bytearray | array.array | C_DATA):
         return bytes(value)
+    if isinstance(value, queue.SimpleQueue):
+        return value.qsize()
+    if isinstance(value, mmap.mmap):
+        return None if value.closed else value[:: 1 + len(value) // LARGE_BYTES * 256]
     if isinstance(value, io.IOBase):
-        return None if value.closed or not value.seekable() else value.tell()
+        return _state_of_stream(value)
     return [id(item) for item in _held(value)], list(_position(value))
+
+
+def _state_of_stream(stream: Any) -> tuple[int, Any] | None:
+    """How far it was read, and what is in it; None where nothing can be read from it."""
+    if stream.closed or not stream.seekable() or not stream.readable():
+        return None
+    if isinstance(stream, io.StringIO | io.BytesIO):
+        content: Any = stream.getvalue()
+        return stream.tell(), content if len(content) <= LARGE_BYTES else len(content)
+    if stream.writable():
+        stream.flush()
+    try:
+        file = os.stat(stream.fileno())
+    except (OSError, ValueError):  # no file of the system's
+        return stream.tell(), None
+    try:
+        at = stream.tell()
+    except OSError:  # its lines are being gone through
+        at = -1
+    return at, (file.st_mtime_ns, file.st_size)
+
+
+def reads_on(stream: Any, then: Any) -> bool:
+    """Something was read since; what was only written made it longer."""
+    now = state_of(stream)
+    return now is None or then is None or now[1] == then[1]
 
 
 def _position(iterator: Any) -> Iterator[Any]:

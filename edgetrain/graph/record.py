@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -93,8 +93,8 @@ class Recording:
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int | None, int]
 # Is it one tensor, not a sequence of them? Each a new tensor, or the number of the one that was changed in place.
 Results = tuple[bool, tuple[Layout | int | None, ...]]
-# Number of a call, kernel, arguments → its results, or None.
-Ahead = Callable[[int, str, Any, Any], Results | None]
+# Number of a call, kernel, arguments → its results, None where they are not known, False if it is another call.
+Ahead = Callable[[int, str, Any, Any], Results | Literal[False] | None]
 
 
 @contextmanager
@@ -157,6 +157,8 @@ class Recorder(TorchDispatchMode):
         self.ahead: Ahead | None = None  # what is known already of the calls to come
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
         self.recording = Recording()
+        self.constants: dict[int, torch.Tensor] = {}  # real tensors that are constants of the step, by id
+        self.kept: set[int] = set()  # their numbers, as far as they were met
         self.phase: Phase = "forward"
         self._names, self._outermost = modules, outermost
         self._stack: list[str] = []
@@ -220,6 +222,11 @@ class Recorder(TorchDispatchMode):
             tensor = self._fake(tensor)
         return self._known(tensor)
 
+    def number_of(self, fake: torch.Tensor) -> int | None:
+        """The number of a fake tensor that is as its kernel made it."""
+        number = self._number_of.get(id(fake))
+        return number if number is not None and self._places[number] == _place(fake) else None
+
     def outlive_step(self, tensors: Sequence[torch.Tensor | None]) -> list[bool]:
         """Which are (views of) real tensors, such as a parameter that a custom function hands on as a gradient?"""
         storage = self.recording.storage
@@ -268,6 +275,9 @@ class Recorder(TorchDispatchMode):
 
     def _fake(self, real: torch.Tensor) -> torch.Tensor:
         found = self._fake_of_real.get(id(real))
+        if found is None and id(real) in self.constants:
+            found = self._fake_of_real[id(real)] = (real, self._lift(real))
+            self.kept.add(self._number(found[1]))
         if found is None:
             self._refuse_kind(real)
             with _disable_current_modes():
@@ -321,7 +331,7 @@ class Recorder(TorchDispatchMode):
             return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.namespace == "prim":
+        if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return self._lift(args[0])
@@ -346,7 +356,9 @@ class Recorder(TorchDispatchMode):
     def _expected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Tensors laid out as those that this call gave in an earlier recording; None where that is not known."""
         known = self.ahead(len(self.recording.calls), str(func), args, kwargs) if self.ahead else None
-        if known is None:
+        if known is False:
+            self.ahead = None  # from here on all may be other
+        if not known:
             return None
         single, layouts = known
         with in_kernel_invocation_manager(self.fake_mode):
@@ -463,6 +475,17 @@ class Recorder(TorchDispatchMode):
                 received=repr(value),
             ) from None
         return value
+
+
+def refs_in(value: Any) -> Iterator[int]:
+    """The numbers of the tensors among arguments."""
+    if isinstance(value, RawRef):
+        yield value.tensor
+    elif isinstance(value, dict):
+        yield from refs_in(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from refs_in(item)
 
 
 def plain(value: Any) -> Value:

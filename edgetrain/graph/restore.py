@@ -9,23 +9,39 @@ Out: `Before.restore()` puts back attributes, items, variables, arrays, generato
 from __future__ import annotations
 
 import ctypes
+import gc
+import mmap
 import operator
 import os
 import random
+import types
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from io import IOBase
 from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from edgetrain.graph.counters import Place, text_of
 from edgetrain.graph.observe import Observed
-from edgetrain.graph.reach import C_DATA, LARGE_BYTES, PLAIN, Reach, is_set, items_of, state_of
+from edgetrain.graph.reach import (
+    C_DATA,
+    LARGE_BYTES,
+    PLAIN,
+    Reach,
+    content_of,
+    is_set,
+    items_of,
+    reads_on,
+    slots_of,
+    state_of,
+)
 
 _MISSING = object()
 
@@ -42,19 +58,30 @@ class Before:
         self._cells = [(c, c.cell_contents if is_set(c) else _MISSING, path) for c, path in reach.cells]
         self._classes = [(c, dict(vars(c))) for c in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING), path) for value, slot, path in reach.slots]
+        self._functions = [(f, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
         self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
+        self._large = [(a, content_of(a), path) for a, path in reach.arrays if a.nbytes > LARGE_BYTES]
         self._states = [(value, state_of(value), _put_back(value), path) for value, path in reach.stateful]
         leaves = [t for t in reach.alive if isinstance(t, torch.Tensor) and t.is_leaf]
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
         self._data = [(t, t.detach(), t.data_ptr()) for t in leaves if t.layout is torch.strided]
+        self._hooks = [(t, t._backward_hooks) for t in leaves]
+        self._types = [(value, type(value)) for value in reach.objects]
+        generators = (value for value in reach.alive if isinstance(value, torch.Generator))
+        self._generators = [(generator, generator.get_state()) for generator in generators]
         self.tensors = reach.tensors
-        self._environment = dict(os.environ)
-        self._caches = [(cache, cache.cache_info()) for cache in reach.caches]
+        self._environment, self._folder = dict(os.environ), _folder()
+        self._caches = [(cache, _entries(cache)) for cache in reach.caches]
 
     def clear_caches(self) -> None:
-        """What functools.lru_cache kept meanwhile are tensors of the capture, as likely as not."""
-        for cache, was in self._caches:
-            if cache.cache_info() != was:
+        """What functools.lru_cache kept meanwhile are tensors of the capture, as likely as not. What was there before
+        stays: it may be the one object that other code changes."""
+        for cache, before in self._caches:
+            entries = _entries(cache)
+            if entries is not None and before is not None:
+                for key in [key for key in entries if key not in before]:
+                    del _entries_of(cache)[key]
+            elif any(isinstance(held, FakeTensor) for held in _within(cache)):
                 cache.cache_clear()
 
     def moved(self) -> Iterator[tuple[str, Any]]:
@@ -80,21 +107,36 @@ class Before:
         for value, slot, was, path in self._slots:
             if _is_other(getattr(value, slot, _MISSING), was):
                 yield _join(path, slot), getattr(value, slot, None)
+        for function, defaults, named in self._functions:
+            if function.__defaults__ is not defaults or function.__kwdefaults__ is not named:
+                yield function.__name__, (function.__defaults__, function.__kwdefaults__)
         yield from ((path, values) for values, kept, path in self._arrays if values.tobytes() != kept.tobytes())
+        yield from ((path, content_of(values)) for values, kept, path in self._large if content_of(values) != kept)
 
     def places(self) -> Iterator[Place]:
         """Where something has moved."""
+        before = {id(c): items for c, items, _ in self._containers}
         changed = {id(c) for c, items, _ in self._containers if [*map(id, _items(c))] != [*map(id, items)]}
 
         def moved(now: Any, was: Any) -> bool:
-            return now is not was or id(now) in changed
+            inside = isinstance(now, tuple) and any(id(item) in changed for item in now)
+            return now is not was or id(now) in changed or inside
 
+        there = {*map(id, self._alive)}
+        for place in self._all_places(moved):
+            was = before.get(id(place.now))
+            yield place if was is None else replace(place, items=was)
+            yield from _places_of_new(place, there)
+
+    def _all_places(self, moved: Callable[[Any, Any], bool]) -> Iterator[Place]:
         for own, values, path in self._objects:
             for key in [key for key in own if moved(own[key], values.get(key, _MISSING))]:
-                yield Place(own[key], partial(operator.setitem, own, key), _join(path, key))
+                put = partial(operator.setitem, own, key)
+                yield Place(own[key], put, _join(path, key), _tuple_items(values.get(key)))
         for scope, values, path in self._variables:
             for key in [key for key in values if key in scope and moved(scope[key], values[key])]:
-                yield Place(scope[key], partial(operator.setitem, scope, key), _join(path, key))
+                put = partial(operator.setitem, scope, key)
+                yield Place(scope[key], put, _join(path, key), _tuple_items(values[key]))
         for scope, names in self._absent:
             for name in [name for name in names if name in scope]:
                 yield Place(scope[name], partial(operator.setitem, scope, name), name)
@@ -102,32 +144,47 @@ class Before:
             yield from _places_in(container, items, path, moved)
         for cell, was, path in self._cells:
             if is_set(cell) and moved(cell.cell_contents, was):
-                yield Place(cell.cell_contents, partial(setattr, cell, "cell_contents"), path)
+                put = partial(setattr, cell, "cell_contents")
+                yield Place(cell.cell_contents, put, path, _tuple_items(was))
         for cls, attributes in self._classes:
             for key in [key for key, now in vars(cls).items() if moved(now, attributes.get(key, _MISSING))]:
                 yield Place(vars(cls)[key], partial(type.__setattr__, cls, key), f"{cls.__name__}.{key}")
         for value, slot, was, path in self._slots:
             now = getattr(value, slot, _MISSING)
-            if now is not _MISSING and moved(now, was):
-                yield Place(now, partial(object.__setattr__, value, slot), _join(path, slot))
+            if now is not _MISSING and moved(now, was) and not isinstance(value, partial):
+                yield Place(now, partial(object.__setattr__, value, slot), _join(path, slot), _tuple_items(was))
+        for function, was, _ in self._functions:
+            if function.__defaults__ is not None and moved(function.__defaults__, was):
+                put = partial(setattr, function, "__defaults__")
+                yield Place(function.__defaults__, put, function.__name__, _tuple_items(was))
 
     def fingerprint(self) -> dict[str, str]:
         """What has moved, by path, as texts to be compared with those of another time."""
         texts: dict[str, list[str]] = {}
         for path, now in self.moved():
             texts.setdefault(path, []).append(text_of(now))
+        for place in self.places():
+            texts.setdefault(place.path, []).append(text_of(place.now))
         if dict(os.environ) != self._environment:
             texts["os.environ"] = [repr(dict(os.environ))]
         return {path: repr(all_texts) for path, all_texts in texts.items()}
 
-    def arrays(self) -> list[str]:
-        """The paths of those that are not what they were: whether they are used cannot be seen."""
-        new = [place.path for place in self.places() if isinstance(place.now, np.ndarray)]
-        return new + [path for values, kept, path in self._arrays if values.tobytes() != kept.tobytes()]
+    def unseen(self) -> list[str]:
+        """The paths of arrays, dates, tuples and their like that are not what they were: whether they are used cannot
+        be seen."""
+        new = [place.path for place in self.places() if isinstance(place.now, np.ndarray) or place.is_blind]
+        new += [path for values, kept, path in self._arrays if values.tobytes() != kept.tobytes()]
+        return new + [path for values, kept, path in self._large if content_of(values) != kept]
 
-    def moved_by_use(self) -> list[str]:
-        """The iterators, generators and files that are further on than they were."""
-        return [path for value, state, _, path in self._states if state_of(value) != state]
+    def moved_by_use(self, seen: Observed) -> list[str]:
+        """The iterators, generators and files that are further on than they were; a file that was only written (a log)
+        is none of them."""
+        moved = [(value, state, path) for value, state, _, path in self._states if state_of(value) != state]
+        return [
+            p
+            for value, state, p in moved
+            if not isinstance(value, IOBase) or seen.reads_streams or reads_on(value, state)
+        ]
 
     def with_other_gradients(self) -> list[str]:
         """The tensors that backward() was called for."""
@@ -175,8 +232,21 @@ class Before:
                 type.__delattr__(cls, key)
         for value, slot, was, _ in self._slots:
             if getattr(value, slot, _MISSING) is not was:
-                object.__setattr__(value, slot, was)
+                _put_slot(value, slot, was)
+        for function, defaults, named in self._functions:
+            if function.__defaults__ is not defaults:
+                function.__defaults__ = defaults
+            if function.__kwdefaults__ is not named:
+                function.__kwdefaults__ = named
+        for value, kind in self._types:
+            if type(value) is not kind:
+                object.__setattr__(value, "__class__", kind)
+        for generator, state_then in self._generators:
+            if not torch.equal(generator.get_state(), state_then):
+                generator.set_state(state_then)
         for values, kept, _ in self._arrays:
+            if not values.flags.writeable:
+                values.setflags(write=True)  # as it was
             values[...] = kept
         for value, state, put_back, _ in self._states:
             if put_back is not None and state_of(value) != state:
@@ -189,12 +259,44 @@ class Before:
                 tensor.grad = grad
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)
+        for tensor, hooks in self._hooks:
+            if tensor._backward_hooks is not hooks:
+                tensor._backward_hooks = hooks
+        if self._folder is not None and _folder() != self._folder:
+            os.chdir(self._folder)
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
 
 
 _CHANGING = (list, dict, set, deque)
+_LEFT_ALONE = (torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, np.ndarray, partial, *_CHANGING)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
+
+
+def _tuple_items(was: Any) -> list[Any] | None:
+    return list(was) if isinstance(was, tuple) else None
+
+
+def _places_of_new(place: Place, there: set[int], deep: int = 3) -> Iterator[Place]:
+    """The attributes of an object that came in the place of another."""
+    value = place.now
+    if id(value) in there or not deep or isinstance(value, (type, *_LEFT_ALONE)):
+        return
+    own = getattr(value, "__dict__", None)
+    names = list(own) if isinstance(own, dict) else list(slots_of(type(value)))
+    for name in names:
+        if hasattr(value, name):
+            put = partial(object.__setattr__, value, name)
+            inner = Place(getattr(value, name), put, _join(place.path, name))
+            yield inner
+            yield from _places_of_new(inner, there, deep - 1)
 
 
 def _places_in(container: Any, items: list[Any], path: str, moved: Callable[[Any, Any], bool]) -> Iterator[Place]:
@@ -206,6 +308,35 @@ def _places_in(container: Any, items: list[Any], path: str, moved: Callable[[Any
         for at, now in enumerate(list(container)):
             if moved(now, items[at] if at < len(items) else _MISSING):
                 yield Place(now, partial(list.__setitem__, container, at), f"{path}.{at}")
+
+
+def _entries_of(cache: Any) -> Any:
+    """The dict within an unbounded functools.lru_cache; None where it is bounded: its entries are in a list too."""
+    if cache.cache_parameters()["maxsize"] is not None:
+        return None
+    return next((d for d in gc.get_referents(cache) if type(d) is dict and d is not vars(cache)), None)
+
+
+def _entries(cache: Any) -> dict[Any, Any] | None:
+    entries = _entries_of(cache)
+    return None if entries is None else dict(entries)
+
+
+def _within(cache: Any, deep: int = 4) -> Iterator[Any]:
+    """What a cache keeps, and the containers among it."""
+    for held in gc.get_referents(cache):
+        yield held
+        if deep and isinstance(held, dict | list | tuple):
+            yield from _within(held, deep - 1)
+
+
+def _put_slot(value: Any, slot: str, was: Any) -> None:
+    if isinstance(value, partial):  # its attributes are set together
+        now = {"func": value.func, "args": value.args, "keywords": value.keywords, slot: was}
+        state = now["func"], now["args"], now["keywords"], vars(value)
+        operator.methodcaller("__setstate__", state)(value)
+    else:
+        object.__setattr__(value, slot, was)
 
 
 def _join(path: str, key: str) -> str:
@@ -261,7 +392,21 @@ def _put_back(value: Any) -> Callable[[], object] | None:
     if isinstance(value, C_DATA):
         raw = bytes(value)
         return lambda: ctypes.memmove(ctypes.addressof(value), raw, len(raw))
-    if isinstance(value, IOBase) and not value.closed and value.seekable():
-        at = value.tell()
-        return lambda: value.seek(at)
-    return None
+    if isinstance(value, mmap.mmap):
+        memory: Any = value
+        held = memory[:] if len(memory) <= LARGE_BYTES else None
+        return None if held is None else lambda: memory.__setitem__(slice(None), held)
+    return _put_back_stream(value) if isinstance(value, IOBase) and state_of(value) is not None else None
+
+
+def _put_back_stream(stream: Any) -> Callable[[], object]:
+    at, content = stream.tell(), state_of(stream)[1]
+
+    def put_back() -> None:
+        if isinstance(content, str | bytes) and stream.getvalue() != content:
+            stream.seek(0)
+            stream.truncate()
+            stream.write(content)
+        stream.seek(at)
+
+    return put_back

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from edgetrain.errors import UserError
@@ -20,12 +22,13 @@ def settings() -> tuple[object, ...]:
         torch.is_inference_mode_enabled(),
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
+        _packs_saved_tensors(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.is_anomaly_enabled(),
         torch.get_num_threads(),
         torch.get_num_interop_threads(),
-        torch.get_float32_matmul_precision(),
+        *_precisions(),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
@@ -38,6 +41,16 @@ def settings() -> tuple[object, ...]:
     )
 
 
+def _precisions() -> Iterator[object]:
+    """How exactly products are computed. Where some were set by the newer switches and some by the older, torch
+    refuses to tell by the older."""
+    get = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if get is None:
+        yield torch.get_float32_matmul_precision()
+    else:
+        yield from (get(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn"))
+
+
 def require_trainable() -> None:
     """Refuse the switches under which no training step can be captured."""
     if torch.is_inference_mode_enabled():
@@ -45,8 +58,18 @@ def require_trainable() -> None:
             "nothing can be trained within torch.inference_mode()",
             next_step="prepare and call the step outside of it; torch.no_grad() around a step does no harm",
         )
+    if _packs_saved_tensors():
+        raise UserError(
+            "torch.autograd.graph.saved_tensors_hooks (or save_on_cpu) is around the step, and a captured step saves "
+            "no tensors for it",
+            next_step="leave it out; memory= of et.prepare bounds what a step takes",
+        )
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise UserError(
             "torch.autograd.detect_anomaly() looks at the values of each gradient, and a captured step would not",
             next_step="turn it off; check_finite=True of et.prepare refuses what is not finite",
         )
+
+
+def _packs_saved_tensors() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

@@ -8,13 +8,13 @@ are those of the signature (`Signature.ahead`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from edgetrain.graph.record import Layout, RawRef, Recording, Results
+from edgetrain.graph.record import Layout, Recording, Results, refs_in
 
 
 class Call(NamedTuple):
@@ -38,13 +38,12 @@ class Signature:
     calls: tuple[Call, ...]
     results: tuple[int | None, ...]
 
-    def ahead(self, number: int, kernel: str, args: Any, kwargs: Any) -> Results | None:
-        """The results of call `number`, if it is this one."""
+    def ahead(self, number: int, kernel: str, args: Any, kwargs: Any) -> Results | Literal[False] | None:
+        """The results of call `number`, None where they are not known; False if it is another call."""
         if number >= len(self.calls):
-            return None
+            return False
         call = self.calls[number]
-        same = call.results is not None and call.kernel == kernel and call.asked == _asked(args, kwargs)
-        return call.results if same else None
+        return call.results if call.kernel == kernel and call.asked == _asked(args, kwargs) else False
 
     def to_plain(self) -> list[Any]:
         """Lists, texts and numbers; the inverse of `from_plain`."""
@@ -87,7 +86,7 @@ def signature_of(recording: Recording, results: tuple[int | None, ...]) -> Signa
     layouts: dict[Layout, Layout] = {}  # each once
     calls = []
     for call in recording.calls:
-        asked = list(_numbers((call.args, call.kwargs)))
+        asked = list(refs_in((call.args, call.kwargs)))
         read = [outside.pop(raw, None) for raw in asked]
         bases = {recording.storage(raw): raw for raw in reversed(asked)}
         made = [None if raw is None else _layout(recording, raw, bases) for raw in call.outputs]
@@ -132,16 +131,6 @@ def first_difference(then: Signature, now: Signature) -> str | None:
 
 def _words(call: Call) -> str:
     return f"{call.kernel} in {call.module or 'the loss'} ({call.phase})"
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, RawRef):
-        yield value.tensor
-    elif isinstance(value, dict):
-        yield from _numbers(tuple(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ import torch
 
 from edgetrain.errors import UserError
 from edgetrain.graph.counters import unwatch_values, watch_values
+from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import settings
@@ -40,6 +41,10 @@ class Work(Protocol):
 
     def expect(self, like: Signature) -> None: ...
 
+    def keeps_constants(self) -> bool: ...
+
+    def realise(self, before: Sequence[Before]) -> None: ...
+
 
 W = TypeVar("W", bound=Work)
 
@@ -50,10 +55,18 @@ def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Seq
     with _nothing_set(), _no_other_randomness():
         first = make()
         record(first)
+        if first.keeps_constants():
+            first.realise(before)
+            first = make()
+            record(first)
+        refuse_calls(first.seen)  # before what follows from it
+        for state in before:
+            _refuse_settings(state)
         unsteady = _repeat(first, make, record, before) if times > 1 else None
     refuse_calls(first.seen)
     for state in before:
-        _refuse_moves(state)
+        _refuse_moves(state, first.seen)
+    _refuse_files(first.seen)
     if unsteady is not None:
         raise unsteady
     return first
@@ -70,7 +83,7 @@ def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before
         moving = [path for path in now if now[path] != was.get(path)]
         if difference := first_difference(first.signature, again.signature):
             return _unsteady(difference, before)
-        if decides_by := _deciding(moving, used, before):
+        if decides_by := _deciding(moving, used, before, was):
             return decides_by
         if not moving or (number > 2 and time.perf_counter() - begin_s > MOST_S):
             break
@@ -110,10 +123,13 @@ def _moved(before: Sequence[Before]) -> dict[str, str]:
     return {path: text for state in before for path, text in state.fingerprint().items()}
 
 
-def _deciding(moving: Sequence[str], used: set[str], before: Sequence[Before]) -> UserError | None:
-    """By what moves each time; what moved once (`self.built = True`) may well be used."""
-    blind = {path for state in before for path in state.arrays()} | {"os.environ"}
-    decides_by = [path for path in moving if path in used or path in blind]
+def _deciding(
+    moving: Sequence[str], used: set[str], before: Sequence[Before], was: Mapping[str, str]
+) -> UserError | None:
+    """By what moves each time; what moved once (`self.built = True`) may well be used, and what was appended is new."""
+    blind = {path for state in before for path in state.unseen()} | {"os.environ"}
+    within = {path[:at] for path in used for at in range(len(path) + 1) if path[at : at + 1] in ("", ".")}
+    decides_by = [path for path in moving if path in within or (path in blind and path in was)]
     if not decides_by:
         return None
     return UserError(
@@ -123,17 +139,36 @@ def _deciding(moving: Sequence[str], used: set[str], before: Sequence[Before]) -
     )
 
 
+def _refuse_files(seen: Observed) -> None:
+    """A file that says another thing each time, since the step writes it."""
+    for file, then in seen.files.items():
+        if stamp(file) != then:
+            raise UserError(
+                f"the model or the loss reads {file} and writes it, which a captured step does not do again",
+                next_step="keep what changes from step to step in a buffer that is changed in place, or in a variable",
+            )
+
+
+def _refuse_settings(before: Before) -> None:
+    for path, _ in before.moved():
+        if path.startswith(("param_groups", "state")):
+            raise UserError(
+                f"the model or the loss changes the optimizer ({path}), which a captured step does not do again",
+                next_step="do it between steps, as a learning-rate scheduler does",
+            )
+
+
 def refuse_calls(seen: Observed) -> None:
     """Of what no later step would do."""
     for call, instead in seen.once.items():
         raise UserError(f"the model or the loss {call}, which a captured step does not do again", next_step=instead)
 
 
-def _refuse_moves(before: Before) -> None:
-    if used := before.moved_by_use():
+def _refuse_moves(before: Before, seen: Observed) -> None:
+    if used := before.moved_by_use(seen):
         raise UserError(
-            f"the model or the loss goes on with {used[0]}, an iterator, generator or file, which a captured step does "
-            "not do again",
+            f"the model or the loss goes on with {used[0]}, an iterator, generator, file or buffer, which a captured "
+            "step does not do again",
             next_step="pass what changes from step to step in the batch",
         )
 

@@ -115,11 +115,12 @@ class Watch:
             return None
 
     @staticmethod
-    def _calls(optimizer: torch.optim.Optimizer) -> tuple[int, int, int, int]:
+    def _calls(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         """What a captured step does not call, and refuses when it is captured."""
         before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
         of_all = len(of_torch._global_optimizer_pre_hooks) + len(of_torch._global_optimizer_post_hooks)
-        return id(vars(optimizer).get("step")), len(before), len(after), of_all - len(own_hooks)
+        methods = [id(value) for value in vars(optimizer).values() if callable(value)]
+        return methods, len(before), len(after), of_all - len(own_hooks)
 
     def _look(self) -> None:
         reach = self._walk()

@@ -88,7 +88,7 @@ def _called(part: Any) -> Iterator[Any]:
 
 
 def _named(function: types.FunctionType) -> Iterator[Any]:
-    if function.__module__.partition(".")[0] in ("torch", "edgetrain"):
+    if (function.__module__ or "").partition(".")[0] in ("torch", "edgetrain"):
         return
     names = set(_names(function.__code__))
     found = [function.__globals__[name] for name in names if name in function.__globals__]

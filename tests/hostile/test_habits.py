@@ -70,6 +70,7 @@ SURROUNDINGS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "gradients": (torch.enable_grad, None),
     "inference": (torch.inference_mode, "inference_mode"),
     "anomalies": (torch.autograd.detect_anomaly, "detect_anomaly"),
+    "hooks of saved tensors": (torch.autograd.graph.save_on_cpu, "saved_tensors_hooks"),
     "anomalies without a look at values": (lambda: torch.autograd.detect_anomaly(check_nan=False), None),
 }
 
@@ -129,6 +130,7 @@ REPLACED: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "a method": lambda o: setattr(o, "step", types.MethodType(plainly, o)),
     "a wrapper with its names": lambda o: setattr(o, "step", wrapped(o)),
     "a method below a scheduler": lambda o: below_a_scheduler(o),
+    "a method within": lambda o: setattr(o, "_init_group", lambda *_: False),
     "a hook before": lambda o: o.register_step_pre_hook(lambda *_: None),
     "a hook after": lambda o: o.register_step_post_hook(lambda *_: None),
     "a hook of a parameter": lambda o: o.param_groups[0]["params"][0].register_post_accumulate_grad_hook(
@@ -173,6 +175,29 @@ def test_a_replaced_update_of_all_optimizers_is_refused(of_all: Callable[[], obj
     of_all()
     with pytest.raises(UserError, match="optimizer"):
         et.prepare(model, mean_square, optimizer, (X,))
+
+
+def test_a_setting_that_no_step_honours_is_refused_when_it_comes() -> None:
+    model, optimizer = work(torch.optim.Adam)
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    step(X)
+    optimizer.param_groups[0]["differentiable"] = True
+    with pytest.raises(UserError, match="differentiable"):
+        step(X)
+
+
+def test_both_switches_for_the_precision_of_products() -> None:
+    """torch refuses to tell the one where the other was set too."""
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("this torch has one switch")
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    model, optimizer = work()
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+        step(X)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])

@@ -12,17 +12,26 @@ import ctypes
 import enum
 import functools
 import gc
+import heapq
+import io
+import mmap
 import os
+import queue
 import random
 import resource
+import sqlite3
 import sys
+import tempfile
 import time
 import types
 import uuid
 import weakref
 from collections.abc import Callable
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -82,6 +91,57 @@ def imported_module_replaced() -> Reading:
     return read, lambda m: sys.modules.update(replaced_module=module(2.0))
 
 
+def mapped() -> Any:
+    memory = mmap.mmap(-1, 8)
+    memory[0] = 1
+    return memory
+
+
+def read_all(stream: Any) -> float:
+    value = float(stream.read())
+    stream.seek(0)
+    return value
+
+
+def rewrite(stream: Any, content: Any) -> None:
+    stream.seek(0)
+    stream.write(content)
+    stream.seek(0)
+
+
+def filled_queue(length: int) -> Any:
+    made: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(length):
+        made.put(number)
+    return made
+
+
+def kept_by_a_cache() -> Any:
+    """The one object of its kind: what a capture cleared would be made anew."""
+    the_one = functools.lru_cache(None)(Plain)
+    the_one().value = 5.0
+    return the_one
+
+
+def database() -> Reading:
+    file = Path(tempfile.mkdtemp()) / "data"
+    ours = sqlite3.connect(file)
+    ours.executescript("create table t (v); insert into t values (1.0)")
+
+    def read(_: Any) -> float:
+        with sqlite3.connect(file) as theirs:
+            return float(theirs.execute("select v from t").fetchone()[0])
+
+    return read, lambda m: ours.executescript("update t set v = 2.0")
+
+
+def open_file() -> Reading:
+    file = Path(tempfile.mkdtemp()) / "scale"
+    file.write_text("1.0")
+    held = file.open()
+    return lambda m: read_all(held), lambda m: file.write_text("2.0")
+
+
 def in_a_context_variable() -> Any:
     variable: Any = contextvars.ContextVar("variable")
     variable.set([1.0])
@@ -106,6 +166,14 @@ PLACES: dict[str, Any] = {
                                       lambda v: setattr(v, "args", (2.0,))),
     "state of a partial": item(lambda: functools.partial(lambda a: a, 1.0), lambda v: v(),
                                lambda v: v.__setstate__((v.func, (2.0,), {}, {}))),
+    "mapped memory": item(mapped, lambda v: float(v[0]), lambda v: v.__setitem__(0, 2)),
+    "view of mapped memory": item(lambda: memoryview(mapped()), lambda v: float(v[0]), lambda v: v.__setitem__(0, 2)),
+    "text in memory": item(lambda: io.StringIO("1.0"), lambda v: float(v.getvalue()), lambda v: rewrite(v, "2.0")),
+    "bytes in memory": item(lambda: io.BytesIO(b"1.0"), read_all, lambda v: rewrite(v, b"2.0")),
+    "queue of C": item(lambda: filled_queue(1), lambda v: float(v.qsize()), lambda v: v.put(1)),
+    "object kept by a cache": item(kept_by_a_cache, lambda v: v().value, lambda v: setattr(v(), "value", 2.0)),
+    "database": database,
+    "open file": open_file,
     **{f.__name__.replace("_", " "): f for f in (
         only_weakly_held, changed_behind_a_weak_reference, registered_class, method_by_type, imported_module_replaced,
     )},
@@ -190,9 +258,90 @@ def text(model: Any) -> float:
     return 1.0 if len(model.text) < 50 else 2.0
 
 
+def after(count: Any) -> float:
+    return 1.0 if count < 50 else 2.0
+
+
+def replaced(name: str, first: Any, more: Callable[[Any], Any], size: Callable[[Any], Any]) -> Callable[[Any], float]:
+    """An attribute that is another value each time."""
+
+    def read(model: Any) -> float:
+        setattr(model, name, more(model.__dict__.get(name, first)))
+        return after(size(getattr(model, name)))
+
+    return read
+
+
+class Pair(NamedTuple):
+    number: int = 0
+
+
+def counted_in(make: Callable[[], Any]) -> Callable[[Any], float]:
+    def read(model: Any) -> float:
+        counts = model.__dict__.setdefault("counts", make())
+        counts["n"] = counts.get("n", 0) + 1
+        return after(counts["n"])
+
+    return read
+
+
+def attribute_of_a_function(_: Any) -> float:
+    attribute_of_a_function.n = getattr(attribute_of_a_function, "n", 0) + 1  # type: ignore[attr-defined]
+    return after(attribute_of_a_function.n)  # type: ignore[attr-defined]
+
+
+def default(_: Any, seen: list[int] = []) -> float:  # noqa: B006
+    seen.append(1)
+    return after(len(seen))
+
+
+def defaults(_: Any, count: int = 0) -> float:
+    defaults.__defaults__ = (count + 1,)
+    return after(count)
+
+
+PARTIAL: Any = functools.partial(after, count=0)
+QUEUE, MEMORY, HEAP = filled_queue(100), mapped(), list(range(100))
+
+
+def of_a_partial(_: Any) -> float:
+    PARTIAL.keywords["count"] += 1
+    return float(PARTIAL())
+
+
+def memory(_: Any) -> float:
+    MEMORY[0] += 1
+    return after(MEMORY[0])
+
+
+def in_itself(model: Any) -> float:
+    """Such a list has no end for who walks through it."""
+    values = model.__dict__.setdefault("values", [])
+    values.append(values)
+    return after(len(values))
+
+
+COUNT_FILE = Path(tempfile.mkdtemp()) / "count"
+
+
+def counted_in_a_file(_: Any) -> float:
+    count = int(COUNT_FILE.read_text()) if COUNT_FILE.exists() else 0
+    COUNT_FILE.write_text(str(count + 1))
+    return after(count)
+
+
 def environment(_: Any) -> float:
     os.environ["CALLS"] = str(int(os.environ.get("CALLS", "0")) + 1)
     return RATES[int(os.environ["CALLS"])]
+
+
+def extended(model: Any, container: Any) -> Any:
+    container = model.__dict__.setdefault("seen", container)
+    if hasattr(container, "append"):
+        container.append(1)
+    else:
+        container[len(container)] = 1
+    return container
 
 
 MOVING: dict[str, Callable[[Any], float]] = {
@@ -208,6 +357,35 @@ MOVING: dict[str, Callable[[Any], float]] = {
     "NumPy": counted_by_numpy,
     "text": text,
     "environment": environment,
+    "a number in a Counter": counted_in(collections.Counter),
+    "a number in a defaultdict": counted_in(lambda: collections.defaultdict(int)),
+    "length of an OrderedDict": lambda m: after(len(extended(m, collections.OrderedDict()))),
+    "length of a UserList": lambda m: after(len(extended(m, collections.UserList()))),
+    "Decimal": replaced("d", Decimal(0), lambda v: v + 1, lambda v: v),
+    "Fraction": replaced("d", Fraction(0), lambda v: v + 1, lambda v: v),
+    "complex": replaced("d", 0j, lambda v: v + 1, lambda v: v.real),
+    "bytes": replaced("d", b"", lambda v: v + b"x", len),
+    "tuple": replaced("d", (), lambda v: (*v, 1), len),
+    "frozen set": replaced("d", frozenset(), lambda v: v | {len(v)}, len),
+    "a range for another": replaced("d", range(0), lambda v: range(len(v) + 1), len),
+    "date": replaced("d", date(2020, 1, 1), lambda v: v + timedelta(1), lambda v: v.toordinal() - 737425),
+    "named tuple": replaced("d", Pair(), lambda v: v._replace(number=v.number + 1), lambda v: v.number),
+    "an object for another": replaced("d", Plain(0), lambda v: Plain(v.value + 1), lambda v: v.value),
+    "a list for another": replaced("d", [0], lambda v: [v[0] + 1], lambda v: v[0]),
+    "queue of C": lambda m: after(QUEUE.get()),
+    "heap": lambda m: after(heapq.heappop(HEAP)),
+    **{
+        f.__name__.replace("_", " "): f
+        for f in (
+            attribute_of_a_function,
+            default,
+            defaults,
+            of_a_partial,
+            memory,
+            in_itself,
+            counted_in_a_file,
+        )
+    },
     "usage": lambda m: 1.0 + 0 * resource.getrusage(resource.RUSAGE_SELF).ru_utime,
     "clock of NumPy": lambda m: 1.0 + 0 * int(np.datetime64("now").astype(int)),
     "uuid with the time": lambda m: 1.0 + 0 * uuid.uuid1().time,
@@ -280,3 +458,62 @@ def test_a_parameter_that_an_optimizer_holds_twice_is_refused() -> None:
     optimizer.param_groups[0]["params"].append(model.first.weight)
     with pytest.raises(UserError, match="twice"):
         step(X)
+
+
+def test_a_loss_that_changes_the_optimizer_is_refused() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        optimizer.param_groups[0]["lr"] *= 0.9
+        return mean_square(net, x)
+
+    with pytest.raises(UserError, match="optimizer"):
+        et.prepare(model, loss, optimizer, (X,))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("of a test", default=1.0)
+UNSET: contextvars.ContextVar[float] = contextvars.ContextVar("without a value")
+
+
+class Other(nn.Linear):
+    pass
+
+
+def meddle(model: Any, held: dict[str, Any]) -> float:
+    """Changes what is there to be changed, and fails."""
+    VARIABLE.set(2.0)
+    UNSET.set(2.0)
+    model.first.__class__ = Other
+    model.second.weight.register_hook(lambda g: g)
+    model.register_buffer("more", None, persistent=False)
+    held["generator"].manual_seed(3)
+    held["array"] += 1
+    held["array"].setflags(write=False)
+    held["default"].__defaults__ = (2,)
+    held["partial"].keywords["a"] = 2
+    held["list"].append(1)
+    os.chdir("/")
+    raise ValueError("in the middle")
+
+
+def test_what_a_failing_step_has_changed_is_restored() -> None:
+    held: dict[str, Any] = {
+        "generator": torch.Generator().manual_seed(1), "array": np.ones(3), "default": lambda a=1: a,
+        "partial": functools.partial(dict, a=1), "list": [],
+    }  # fmt: skip
+    model = Net(lambda m: meddle(m, held))
+    state, folder, there = held["generator"].get_state(), Path.cwd(), {**vars(model)}
+    with pytest.raises(UserError, match="seeds a generator"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert (VARIABLE.get(), UNSET.get(None)) == (1.0, None)
+    assert type(model.first) is nn.Linear
+    assert not model.second.weight._backward_hooks
+    assert vars(model) == there
+    assert "more" not in model._non_persistent_buffers_set
+    assert torch.equal(held["generator"].get_state(), state)
+    assert held["array"].flags.writeable
+    assert held["array"].tolist() == [1.0, 1.0, 1.0]
+    assert (held["default"](), held["partial"](), held["list"]) == (1, {"a": 1}, [])
+    assert Path.cwd() == folder
