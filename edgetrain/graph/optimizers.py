@@ -180,7 +180,7 @@ def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
         if not _is_of_torch(own[name], _SCHEDULERS if name == "step" else _TORCH):
             return name
     for name in ("step", "_init_group"):
-        if not _is_of_torch(getattr(type(optimizer), name), _OPTIMIZERS):
+        if not _is_of_torch(getattr(type(optimizer), name), _TORCH):  # torch.compile wraps them
             return name
     module = sys.modules[type(optimizer).__module__]
     for name, function in vars(module).items():

@@ -177,6 +177,24 @@ def test_a_replaced_update_of_all_optimizers_is_refused(of_all: Callable[[], obj
         et.prepare(model, mean_square, optimizer, (X,))
 
 
+def test_torch_compile_elsewhere_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first use in a process wraps a method of every class of optimizers, for good."""
+    model, optimizer = work()
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    step(X)
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        monkeypatch.setattr(kind, "_init_group", torch._dynamo.disable(vars(kind)["_init_group"]))
+    step(X)
+    plain, of_plain = work()
+    for _ in range(2):
+        of_plain.zero_grad()
+        mean_square(plain, X).backward()
+        of_plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    model, optimizer = work(torch.optim.Adam)
+    et.prepare(model, mean_square, optimizer, (X,))(X)
+
+
 def test_a_setting_that_no_step_honours_is_refused_when_it_comes() -> None:
     model, optimizer = work(torch.optim.Adam)
     step = et.prepare(model, mean_square, optimizer, (X,))
