@@ -42,7 +42,7 @@ from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.made import made_of_numbers, put_in_place
 from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.observe import Observed, observed, stop_observing
-from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach
+from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, is_a
 from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import require_trainable
@@ -295,7 +295,7 @@ def _result_apart(here: Callable[[], _Result], reach: Reach) -> _Result:
         result = here()
         return [to_json(result.graph), result.seen.to_plain(), result.signature.to_plain(), list(result.externals)]
 
-    live = {reach.tensors[id(value)]: value for value in reach.alive if isinstance(value, torch.Tensor)}
+    live = {reach.tensors[id(value)]: value for value in reach.alive if is_a(value, torch.Tensor)}
     try:
         graph, seen, signature, names = _in_a_process(plain)
     except InternalError:
@@ -476,7 +476,7 @@ class _Capture:
                 if isinstance(value, FakeTensor) and not self._is_kept(value):
                     return self._storing(module, key, "is replaced by a new tensor")
         computed = {id(vars(m).get(key)) for m in self.reach.modules.values() for key in _computed_by_hooks(m)}
-        held = (t for t in self.reach.held() if isinstance(t, FakeTensor) and id(t) not in computed)
+        held = (t for t in self.reach.held() if is_a(t, FakeTensor) and id(t) not in computed)
         return _keeping() if any(not self._is_kept(t) for t in held) else None
 
     def _storing(self, module: nn.Module, key: str, what: str) -> UserError:

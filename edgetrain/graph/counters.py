@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from edgetrain.graph.reach import is_a
+
 _COUNTING = ("add", "sub", "mul", "truediv", "pow")
 _USING = ("floordiv", "mod", "lshift", "rshift", "and", "or", "xor")
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -265,7 +267,7 @@ def text_of(value: Any) -> str:
     """Another one for another value, whatever stands in for it."""
     value = plain(value)
     for kind, own in _CONTAINERS.items():
-        if isinstance(value, (kind, own)):
+        if is_a(value, (kind, own)):
             items = _content(kind, value)
             return items if kind is str else repr([*map(_brief, _flat(items))])
     return _brief(value)
@@ -277,9 +279,9 @@ def _flat(items: Any) -> Iterable[Any]:
 
 def _brief(value: Any) -> str:
     value = plain(value)
-    if isinstance(value, np.ndarray):
+    if is_a(value, np.ndarray):
         return repr((value.shape, value.tobytes()))
-    if isinstance(value, tuple | frozenset):
+    if is_a(value, tuple | frozenset):
         return repr((type(value), [*map(_brief, value)]))
     return repr(value) if isinstance(value, _PLAINLY) else repr(id(value))
 
@@ -296,7 +298,7 @@ class Place:
     @property
     def is_blind(self) -> bool:
         """Nothing can stand in for it, and it is a value like a number: another one each time."""
-        return isinstance(self.now, FROZEN) and noting(self.now, "", set(), self.items) is None
+        return is_a(self.now, FROZEN) and noting(self.now, "", set(), self.items) is None
 
 
 def watch_values(places: Iterable[Place]) -> set[str]:
@@ -314,7 +316,7 @@ def unwatch_values(places: Iterable[Place]) -> None:
         now = place.now
         if type(now) is Number or _stands_in(now):
             place.put(_original(now))
-        elif isinstance(now, tuple) and any(type(item) is Number or _stands_in(item) for item in now):
+        elif is_a(now, tuple) and any(type(item) is Number or _stands_in(item) for item in now):
             place.put(_remade(now, [*map(_original, now)]))
 
 

@@ -84,11 +84,23 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
 
 
 def structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """Which state the optimizer keeps: a change of it (momentum switched on) asks for another capture."""
+    """Which state the optimizer keeps, and whether its updates round otherwise than a step's: a change of it (momentum
+    switched on) asks for another capture."""
     kind = kind_of(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         check_settings(kind, number, group)
-    return (kind, *(_state_keys(kind, group) for group in optimizer.param_groups))
+    return (kind, *((_state_keys(kind, group), rounds(kind, group)) for group in optimizer.param_groups))
+
+
+def rounds(kind: str, group: dict[str, Any]) -> bool:
+    """Whether plain PyTorch's update of this group differs from a step's in the last bits: it has one kernel for all
+    parameters (fused), or computes with a setting in float32 that is a tensor or a number of NumPy's."""
+    if group.get("fused"):
+        return True
+    if kind == "sgd":
+        return not isinstance(group["dampening"], int | float)
+    settings = (group["lr"], group["eps"], group["weight_decay"], *group["betas"])
+    return not all(isinstance(value, int | float) for value in settings)
 
 
 _ANY = Range(-1e30, 1e30, whole=False)

@@ -125,12 +125,12 @@ class Reach:
             if id(value) not in self._numbers and id(value) not in new:
                 new[id(value)] = value
                 yield value
-                if isinstance(value, dict | list | tuple | deque | set | frozenset):
-                    pending += value.values() if isinstance(value, dict) else value
+                if is_a(value, dict | list | tuple | deque | set | frozenset):
+                    pending += parts_of(value)
 
     def _places(self) -> Iterator[Any]:
         for container, _ in self.containers:
-            yield from container.values() if hasattr(container, "values") else container
+            yield from parts_of(container)
         yield from (own[key] for own, _, _ in self.attributes for key in tuple(own))
         yield from (scope.get(key) for scope, keys, _ in self.variables for key in keys)
         yield from (scope[name] for scope, names in self.absent for name in names if name in scope)
@@ -148,10 +148,19 @@ class Reach:
                 self.trail.append((path, "met", self._numbers[id(value)]))
             else:
                 self._number(value)
-                self.trail.append((path, *self._described(value)))
                 begin = len(pending)
-                self._visit(value, path)
+                self._look_at(value, path)
                 pending[begin:] = pending[begin:][::-1]
+
+    def _look_at(self, value: Any, path: str) -> None:
+        """A proxy, or another object that raises when it is looked at, counts as itself alone."""
+        try:
+            self.trail.append((path, *self._described(value)))
+            self._visit(value, path)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "during iteration" in str(error):  # another thread changes it
+                raise
+            self.trail.append((path, type(value), id(value)))
 
     def _number(self, value: Any) -> None:
         self._numbers[id(value)] = len(self.alive)
@@ -189,7 +198,7 @@ class Reach:
         if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES:
             return type(value), len(value), repr(value)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
-            return type(value), len(value), getattr(value, "maxlen", None)
+            return type(value), len(parts_of(value)), getattr(value, "maxlen", None)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
         if self._has_state(value):
@@ -276,7 +285,7 @@ class Reach:
                 self._push(key, path)
                 self._push(item, f"{path}.{key}")
         elif type(value) not in (list, tuple) or not set(map(type, value)) <= _PLAIN_TYPES:
-            for position, item in enumerate(value):
+            for position, item in enumerate(parts_of(value)):
                 self._push(item, f"{path}.{position}")
         if isinstance(value, defaultdict):
             self.slots.append((value, "default_factory", path))
@@ -326,7 +335,7 @@ class Reach:
         own = not installed(scope.get("__name__"))
         for name in here:
             value = scope[name]
-            if not isinstance(value, types.ModuleType):
+            if not is_a(value, types.ModuleType):
                 if own or (isinstance(value, _OF_PACKAGES) and value is not sys.modules):
                     self._push(value, f"{path}{name}")
                 else:
@@ -436,6 +445,11 @@ def _registered(cls: abc.ABCMeta) -> frozenset[int]:
     return frozenset(id(ref()) for ref in dump(cls)[0])
 
 
+def is_a(value: Any, kinds: Any) -> bool:
+    """Like isinstance, without asking the object: a proxy may say that it is something else, or raise."""
+    return issubclass(type(value), kinds)
+
+
 def target_of(ref: Any) -> Any:
     """The object itself, where a subclass gives something made from it."""
     return weakref.ref.__call__(ref)
@@ -462,6 +476,14 @@ def items_of(mapping: Any) -> Iterable[tuple[Any, Any]]:
     return dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
 
 
+def parts_of(container: Any) -> list[Any]:
+    """What a container holds, in its order, whatever a subclass shows; of a mapping the keys and the items in turn."""
+    if is_a(container, dict | types.MappingProxyType):
+        return [part for item in items_of(container) for part in item]
+    kind: Any = next(kind for kind in (list, tuple, deque, set, frozenset) if is_a(container, kind))
+    return list(kind.__iter__(container))
+
+
 def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
     """Of a tensor all that a graph depends on but its values; where its memory begins comes last."""
     if tensor is None:
@@ -481,7 +503,7 @@ def _is_stateful(value: Any) -> bool:
     return (
         isinstance(value, (*_STATEFUL, weakref.ReferenceType))
         or type(value).__module__ in ("itertools", "_queue")
-        or callable(getattr(type(value), "__next__", None))
+        or any("__next__" in base.__dict__ for base in type(value).__mro__)  # asked, a mock makes another mock
     )
 
 

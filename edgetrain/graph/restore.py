@@ -36,8 +36,10 @@ from edgetrain.graph.reach import (
     PLAIN,
     Reach,
     content_of,
+    is_a,
     is_set,
     items_of,
+    parts_of,
     reads_on,
     slots_of,
     state_of,
@@ -54,7 +56,7 @@ class Before:
         self._objects = [(d, dict(d), path) for d, _, path in reach.attributes]
         self._variables = [(d, {key: d[key] for key in keys}, path) for d, keys, path in reach.variables]
         self._absent = reach.absent
-        self._containers = [(c, _items(c), path) for c, path in reach.containers if isinstance(c, _CHANGING)]
+        self._containers = [(c, parts_of(c), path) for c, path in reach.containers if isinstance(c, _CHANGING)]
         self._cells = [(c, c.cell_contents if is_set(c) else _MISSING, path) for c, path in reach.cells]
         self._classes = [(c, dict(vars(c))) for c in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING), path) for value, slot, path in reach.slots]
@@ -62,12 +64,12 @@ class Before:
         self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
         self._large = [(a, content_of(a), path) for a, path in reach.arrays if a.nbytes > LARGE_BYTES]
         self._states = [(value, state_of(value), _put_back(value), path) for value, path in reach.stateful]
-        leaves = [t for t in reach.alive if isinstance(t, torch.Tensor) and t.is_leaf]
+        leaves = [t for t in reach.alive if is_a(t, torch.Tensor) and t.is_leaf]
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
         self._data = [(t, t.detach(), t.data_ptr()) for t in leaves if t.layout is torch.strided]
         self._hooks = [(t, t._backward_hooks) for t in leaves]
         self._types = [(value, type(value)) for value in reach.objects]
-        generators = (value for value in reach.alive if isinstance(value, torch.Generator))
+        generators = (value for value in reach.alive if is_a(value, torch.Generator))
         self._generators = [(generator, generator.get_state()) for generator in generators]
         self.tensors = reach.tensors
         self._environment, self._folder = dict(os.environ), _folder()
@@ -81,7 +83,7 @@ class Before:
             if entries is not None and before is not None:
                 for key in [key for key in entries if key not in before]:
                     del _entries_of(cache)[key]
-            elif any(isinstance(held, FakeTensor) for held in _within(cache)):
+            elif any(is_a(held, FakeTensor) for held in _within(cache)):
                 cache.cache_clear()
 
     def moved(self) -> Iterator[tuple[str, Any]]:
@@ -94,7 +96,7 @@ class Before:
         for scope, names in self._absent:
             yield from ((name, scope[name]) for name in names if name in scope)
         for container, items, path in self._containers:
-            now_items = _items(container)
+            now_items = parts_of(container)
             if len(now_items) != len(items) or any(map(_is_other, now_items, items)):
                 yield path, container
         for cell, was, path in self._cells:
@@ -116,10 +118,10 @@ class Before:
     def places(self) -> Iterator[Place]:
         """Where something has moved."""
         before = {id(c): items for c, items, _ in self._containers}
-        changed = {id(c) for c, items, _ in self._containers if [*map(id, _items(c))] != [*map(id, items)]}
+        changed = {id(c) for c, items, _ in self._containers if [*map(id, parts_of(c))] != [*map(id, items)]}
 
         def moved(now: Any, was: Any) -> bool:
-            inside = isinstance(now, tuple) and any(id(item) in changed for item in now)
+            inside = is_a(now, tuple) and any(id(item) in changed for item in now)
             return now is not was or id(now) in changed or inside
 
         there = {*map(id, self._alive)}
@@ -151,7 +153,7 @@ class Before:
                 yield Place(vars(cls)[key], partial(type.__setattr__, cls, key), f"{cls.__name__}.{key}")
         for value, slot, was, path in self._slots:
             now = getattr(value, slot, _MISSING)
-            if now is not _MISSING and moved(now, was) and not isinstance(value, partial):
+            if now is not _MISSING and moved(now, was) and not is_a(value, partial):
                 yield Place(now, partial(object.__setattr__, value, slot), _join(path, slot), _tuple_items(was))
         for function, was, _ in self._functions:
             if function.__defaults__ is not None and moved(function.__defaults__, was):
@@ -172,7 +174,7 @@ class Before:
     def unseen(self) -> list[str]:
         """The paths of arrays, dates, tuples and their like that are not what they were: whether they are used cannot
         be seen."""
-        new = [place.path for place in self.places() if isinstance(place.now, np.ndarray) or place.is_blind]
+        new = [place.path for place in self.places() if is_a(place.now, np.ndarray) or place.is_blind]
         new += [path for values, kept, path in self._arrays if values.tobytes() != kept.tobytes()]
         return new + [path for values, kept, path in self._large if content_of(values) != kept]
 
@@ -202,7 +204,7 @@ class Before:
             keys = [key for key in {**values, **own} if own.get(key, _MISSING) is not values.get(key, _MISSING)]
             named = keys if seen is None or everything or id(own) in (touched or ()) else seen.names.intersection(keys)
             if len(named) == len(keys):
-                _fill(own, _items(values))
+                _fill(own, parts_of(values))
                 continue
             for key in named:
                 if key in values:
@@ -281,13 +283,13 @@ def _folder() -> str | None:
 
 
 def _tuple_items(was: Any) -> list[Any] | None:
-    return list(was) if isinstance(was, tuple) else None
+    return list(was) if is_a(was, tuple) else None
 
 
 def _places_of_new(place: Place, there: set[int], deep: int = 3) -> Iterator[Place]:
     """The attributes of an object that came in the place of another."""
     value = place.now
-    if id(value) in there or not deep or isinstance(value, (type, *_LEFT_ALONE)):
+    if id(value) in there or not deep or is_a(value, (type, *_LEFT_ALONE)):
         return
     own = getattr(value, "__dict__", None)
     names = list(own) if isinstance(own, dict) else list(slots_of(type(value)))
@@ -305,7 +307,7 @@ def _places_in(container: Any, items: list[Any], path: str, moved: Callable[[Any
         for key in [key for key, now in items_of(container) if moved(now, before.get(key, _MISSING))]:
             yield Place(dict.__getitem__(container, key), partial(dict.__setitem__, container, key), f"{path}.{key}")
     elif isinstance(container, list):
-        for at, now in enumerate(list(container)):
+        for at, now in enumerate(parts_of(container)):
             if moved(now, items[at] if at < len(items) else _MISSING):
                 yield Place(now, partial(list.__setitem__, container, at), f"{path}.{at}")
 
@@ -335,6 +337,8 @@ def _put_slot(value: Any, slot: str, was: Any) -> None:
         now = {"func": value.func, "args": value.args, "keywords": value.keywords, slot: was}
         state = now["func"], now["args"], now["keywords"], vars(value)
         operator.methodcaller("__setstate__", state)(value)
+    elif was is _MISSING:
+        object.__delattr__(value, slot)
     else:
         object.__setattr__(value, slot, was)
 
@@ -344,20 +348,16 @@ def _join(path: str, key: str) -> str:
 
 
 def _is_other(now: Any, was: Any) -> bool:
-    return now is not was and not (isinstance(was, PLAIN) and type(now) is type(was) and repr(now) == repr(was))
+    return now is not was and not (is_a(was, PLAIN) and type(now) is type(was) and repr(now) == repr(was))
 
 
 def _can_be_kept(values: np.ndarray[Any, Any]) -> bool:
     return bool(values.flags.writeable) and values.nbytes <= LARGE_BYTES
 
 
-def _items(container: Any) -> list[Any]:
-    return [part for item in items_of(container) for part in item] if isinstance(container, dict) else list(container)
-
-
 def _fill(container: Any, items: list[Any]) -> None:
     """The same items in the same order again, whatever methods a subclass has."""
-    if len(now := _items(container)) == len(items) and all(a is b for a, b in zip(now, items, strict=True)):
+    if len(now := parts_of(container)) == len(items) and all(a is b for a, b in zip(now, items, strict=True)):
         return
     if isinstance(container, list):
         list.__setitem__(container, slice(None), items)
@@ -365,9 +365,12 @@ def _fill(container: Any, items: list[Any]) -> None:
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         kind.clear(container)
         kind.update(container, zip(items[::2], items[1::2], strict=True))
+    elif isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, items)
     else:
-        container.clear()
-        container.extend(items) if isinstance(container, deque) else container.update(items)
+        set.clear(container)
+        set.update(container, items)
 
 
 def _put_back(value: Any) -> Callable[[], object] | None:

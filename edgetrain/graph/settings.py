@@ -64,6 +64,12 @@ def require_trainable() -> None:
             "no tensors for it",
             next_step="leave it out; memory= of et.prepare bounds what a step takes",
         )
+    if torch._C._len_torch_dispatch_stack():
+        mode = type(torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)).__name__
+        raise UserError(
+            f"a dispatch mode ({mode}) is around the step, and what it does to each op would not be captured",
+            next_step="prepare and call the step outside of it",
+        )
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise UserError(
             "torch.autograd.detect_anomaly() looks at the values of each gradient, and a captured step would not",

@@ -19,6 +19,7 @@ import os
 import sys
 import types
 from abc import get_cache_token
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import is_
@@ -30,10 +31,24 @@ from torch.optim import optimizer as of_torch
 from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
 from edgetrain.graph.optimizers import own_hooks
-from edgetrain.graph.reach import PLAIN, Reach, content_of, is_set, items_of, layout_of, looks_of, state_of, target_of
+from edgetrain.graph.reach import (
+    PLAIN,
+    Reach,
+    content_of,
+    is_a,
+    is_set,
+    items_of,
+    layout_of,
+    looks_of,
+    parts_of,
+    state_of,
+    target_of,
+)
 
 Root = tuple[Any, str]
 _MISSING = object()
+# Their methods are C code; those of a subclass may show something else than what is in it.
+_CONTAINERS = {list, set, dict, deque, OrderedDict, defaultdict, types.MappingProxyType}
 WALKS = 5  # that another thread may spoil before it counts as a change
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
 
@@ -160,6 +175,8 @@ class Watch:
 
     def _look_at_objects(self, reach: Reach) -> None:
         changing = [c for c, _ in reach.containers if not isinstance(c, tuple | frozenset)]
+        self._own = [(c, parts_of(c)) for c in changing if type(c) not in _CONTAINERS]
+        changing = [c for c in changing if type(c) in _CONTAINERS]
         self._empty += [c for c in changing if not c]
         mappings = (dict, types.MappingProxyType)
         shelves = [vars(m).get(name) for m in reach.modules.values() for name in ("_modules", "_parameters")]
@@ -173,7 +190,7 @@ class Watch:
         self._objects, self._types = reach.objects, [type(value) for value in reach.objects]
         self._orders = [(cls, cls.__mro__) for cls in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING)) for value, slot, _ in reach.slots]
-        self._tensors = [(t, layout_of(t)) for t in reach.alive if isinstance(t, torch.Tensor)]
+        self._tensors = [(t, layout_of(t)) for t in reach.alive if is_a(t, torch.Tensor)]
         self._arrays = [(a, looks_of(a), content_of(a)) for a, _ in reach.arrays]
         self._states = [(value, state_of(value)) for value, _ in reach.stateful]
         self._outside = None if self._optimizer is None else self._calls(self._optimizer)
@@ -187,6 +204,7 @@ class Watch:
                 and not any(map(len, self._empty))
                 and all(len(c) == len(was) and all(map(is_, c, was)) for c, was in self._lists)
                 and all(2 * len(c) == len(was) and all(map(is_, _flat(c), was)) for c, was in self._dicts)
+                and all([*map(id, parts_of(c))] == [*map(id, was)] for c, was in self._own)
                 and not any(c.cell_contents is not v and _differs(c.cell_contents, v) for c, v in self._cells)
                 and not any(map(is_set, self._unset))
                 and all(

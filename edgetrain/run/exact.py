@@ -6,7 +6,7 @@ In:  a model, its loss and optimizer, the layout of images. Out: "bitwise", or "
     LSTM                             plain PyTorch has one fused kernel; a captured one runs gate by gate
     channels-last images             kernels that sum in another order
     fused optimizers                 one kernel for all parameters
-    Adam with tensors as settings    plain PyTorch computes the step size in float32 then, and not in float64
+    settings that are tensors        Adam computes the step size in float32 then, and not in float64; NumPy's too
     scripted or compiled code        fused and reordered by a compiler: of the model, of the loss, of what they call
 """
 
@@ -22,11 +22,12 @@ import torch
 from torch import nn
 
 from edgetrain.graph.capture import MemoryFormat
+from edgetrain.graph.optimizers import kind_of, rounds
+from edgetrain.graph.reach import is_a
 from edgetrain.plan.plan import Exact
 
 ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
 _DEPTH = 4  # functions that call each other, as far as they are looked into
-_ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def exactness_of(
@@ -34,17 +35,9 @@ def exactness_of(
 ) -> Exact:
     other = any(isinstance(m, nn.LSTM) and next(m.parameters()).dtype in ONEDNN for m in model.modules())
     other = other or memory_format == "channels_last"
-    other = other or any(group.get("fused") for group in optimizer.param_groups)
-    return "rounding" if other or _tensor_settings(optimizer) or _compiled(model, loss) else "bitwise"
-
-
-def _tensor_settings(optimizer: torch.optim.Optimizer) -> bool:
-    """Adam reads a setting of some group from a tensor."""
-    if not isinstance(optimizer, _ADAMS):
-        return False
-    given = [value for group in optimizer.param_groups for key, value in group.items() if key != "params"]
-    given += [beta for group in optimizer.param_groups for beta in group["betas"]]
-    return any(isinstance(value, torch.Tensor) for value in given)
+    kind = kind_of(optimizer)
+    other = other or any(rounds(kind, group) for group in optimizer.param_groups)
+    return "rounding" if other or _compiled(model, loss) else "bitwise"
 
 
 def _compiled(model: nn.Module, loss: Callable[..., Any]) -> bool:
@@ -54,12 +47,15 @@ def _compiled(model: nn.Module, loss: Callable[..., Any]) -> bool:
 
 
 def _is_compiled(part: Any, seen: set[int], depth: int) -> bool:
-    if isinstance(part, torch.jit.ScriptModule | torch.jit.ScriptFunction) or _of_compile(part):
+    if is_a(part, torch.jit.ScriptModule | torch.jit.ScriptFunction) or _of_compile(part):
         return True
     if depth == 0 or id(part) in seen:
         return False
     seen.add(id(part))
-    return any(_is_compiled(called, seen, depth - 1) for called in _called(part))
+    try:
+        return any(_is_compiled(called, seen, depth - 1) for called in _called(part))
+    except Exception:  # a proxy, or a container of the user's, that raises when it is looked at
+        return False
 
 
 def _of_compile(part: Any) -> bool:

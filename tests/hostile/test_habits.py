@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgetrain as et
 from edgetrain.errors import UserError
@@ -29,7 +31,7 @@ def mean_square(model: nn.Module, x: Tensor) -> Tensor:
 
 def work(kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     return model, kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
 
 
@@ -65,12 +67,19 @@ def test_plain_training_beside_a_step_is_not_warned_of() -> None:
         assert other is not model
 
 
+class Doubling(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        return result * 2 if op is torch.ops.aten.relu.default else result
+
+
 SURROUNDINGS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "no gradients": (torch.no_grad, None),
     "gradients": (torch.enable_grad, None),
     "inference": (torch.inference_mode, "inference_mode"),
     "anomalies": (torch.autograd.detect_anomaly, "detect_anomaly"),
     "hooks of saved tensors": (torch.autograd.graph.save_on_cpu, "saved_tensors_hooks"),
+    "dispatch mode": (Doubling, "dispatch mode"),
     "anomalies without a look at values": (lambda: torch.autograd.detect_anomaly(check_nan=False), None),
 }
 
@@ -202,6 +211,20 @@ def test_a_setting_that_no_step_honours_is_refused_when_it_comes() -> None:
     optimizer.param_groups[0]["differentiable"] = True
     with pytest.raises(UserError, match="differentiable"):
         step(X)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fused", True), ("lr", torch.tensor(0.01)), ("lr", np.float32(0.01)), ("betas", (torch.tensor(0.9), 0.99))],
+)
+def test_a_setting_that_rounds_otherwise_ends_the_claim(name: str, value: object) -> None:
+    model, optimizer = work(torch.optim.Adam)
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    claims = [step.plan.exact]
+    optimizer.param_groups[0][name] = value
+    step(X)
+    claims.append(step.plan.exact)
+    assert claims == ["bitwise", "rounding"]
 
 
 def test_both_switches_for_the_precision_of_products() -> None:

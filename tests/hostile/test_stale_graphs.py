@@ -292,6 +292,16 @@ class OwnList(list[float]):
     scale = 1.0
 
 
+class Shown(list[float]):
+    """A list that shows something else than what is in it."""
+
+    def __iter__(self) -> Iterator[float]:
+        return (2 * value for value in super().__iter__())
+
+    def __len__(self) -> int:
+        return 0
+
+
 def buffer_of(values: list[float]) -> array.array[float]:
     return array.array("d", values)
 
@@ -302,6 +312,7 @@ CONTAINERS: dict[str, Any] = {
     "list length": item(lambda: [1.0], sum, lambda v: v.append(1.0)),
     "empty list": item(list, lambda v: 1.0 + len(v), lambda v: v.append(1.0)),
     "attribute of a list": item(lambda: OwnList([1.0]), lambda v: v.scale, lambda v: setattr(v, "scale", 2.0)),
+    "list that shows something else": item(lambda: Shown([1.0, 2.0]), sum, lambda v: v.__setitem__(0, 3.0)),
     "nested": item(lambda: {"a": [({"b": [1.0]},)]}, lambda v: v["a"][0][0]["b"][0],
                    lambda v: v["a"][0][0]["b"].__setitem__(0, 2.0)),
     "dict": item(lambda: {"a": 1.0}, lambda v: v["a"], lambda v: v.update(a=2.0)),

@@ -32,6 +32,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -142,6 +143,47 @@ def open_file() -> Reading:
     return lambda m: read_all(held), lambda m: file.write_text("2.0")
 
 
+class Lazy:
+    """A proxy whose object is not there yet: all that it is asked raises."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"{name}: nothing is there yet")
+
+
+class OwnList(list[float]):
+    def __iter__(self) -> Any:
+        raise ValueError("not to be gone through")
+
+
+LAZY = Lazy()
+
+
+def beside_a_proxy() -> Reading:
+    held: dict[str, Any] = {"k": 1.0, "proxy": LAZY, "list": OwnList([1.0])}
+    return lambda m: held["k"] if LAZY is held["proxy"] else 0.0, lambda m: held.update(k=2.0)
+
+
+def answers_all_by_itself() -> Reading:
+    class Kind:
+        pass
+
+    held: Any = Kind()
+    held.k = 1.0
+    return lambda m: held.k, lambda m: setattr(Kind, "__getattribute__", lambda *_: 2.0)
+
+
+def slot_that_is_set_late() -> Reading:
+    """A path keeps its text in a slot once it was asked for it."""
+    file = Path(tempfile.mkdtemp()) / "file"
+    return lambda m: 2.0 if file.is_file() else 1.0, lambda m: file.touch()
+
+
+def mocked() -> Reading:
+    held = mock.MagicMock()
+    held.k = 1.0
+    return lambda m: held.k, lambda m: setattr(held, "k", 2.0)
+
+
 def in_a_context_variable() -> Any:
     variable: Any = contextvars.ContextVar("variable")
     variable.set([1.0])
@@ -176,6 +218,7 @@ PLACES: dict[str, Any] = {
     "open file": open_file,
     **{f.__name__.replace("_", " "): f for f in (
         only_weakly_held, changed_behind_a_weak_reference, registered_class, method_by_type, imported_module_replaced,
+        beside_a_proxy, answers_all_by_itself, slot_that_is_set_late, mocked,
     )},
 }  # fmt: skip
 
