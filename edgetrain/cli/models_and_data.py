@@ -140,7 +140,7 @@ def _call(chosen: Chosen, **arguments: Any) -> nn.Module:
             f"{chosen.name} could not be called with classes={arguments['classes']}", received=str(error),
             expected="def function(classes): … that returns an nn.Module",
         ) from error  # fmt: skip
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{chosen.name} failed", received=f"{type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{chosen.name} returned no nn.Module", received=type(model).__name__)
@@ -150,18 +150,19 @@ def _call(chosen: Chosen, **arguments: Any) -> nn.Module:
 def _function(path: Path, name: str) -> Callable[..., nn.Module]:
     if not path.is_file():
         raise UserError(f"there is no file {path}", next_step="write file.py:function with a path from here")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    own = path.stem if path.stem not in sys.modules else f"{path.stem} of {path.parent.resolve()}"  # random.py, json.py
+    spec = importlib.util.spec_from_file_location(own, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[own] = module
     sys.path.insert(0, str(path.parent.resolve()))  # its own imports of files beside it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{path} could not be imported", received=f"{type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):
-        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == path.stem]
+        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == own]
         raise UserError(f"{path} has no function {name}", expected=", ".join(names) or "a function that builds a model")
     return found  # type: ignore[no-any-return]
