@@ -241,14 +241,15 @@ def observed() -> Iterator[Observed]:
     with opened() as files:
         collecting = _WhileCollecting(profile, files)
         try:
-            gc.callbacks.append(collecting)
+            gc.callbacks.insert(0, collecting.begins)
+            gc.callbacks.append(collecting.ends)
             if profile.seen.complete:
                 sys.setprofile(profile)
             yield profile.seen
         finally:
             if profile.seen.complete:
                 sys.setprofile(other)
-            gc.callbacks.remove(collecting)
+            collecting.remove()
             for path in profile.looked_at:
                 files.note_path(path)
             profile.seen.note_files(files)
@@ -257,27 +258,38 @@ def observed() -> Iterator[Observed]:
 def stop_observing() -> None:
     """Where the end of a block was interrupted."""
     stop_noting()
-    gc.callbacks[:] = [callback for callback in gc.callbacks if not isinstance(callback, _WhileCollecting)]
+    for callback in list(gc.callbacks):
+        if isinstance(collecting := getattr(callback, "__self__", None), _WhileCollecting):
+            collecting.remove()
     if isinstance(sys.getprofile(), _Profile):
         sys.setprofile(None)
 
 
 class _WhileCollecting:
-    """Garbage is of anybody's: what its finalizers call and read is not of the model or the loss."""
+    """Garbage is of anybody's: what its finalizers and the callbacks of others call and read is not of the model or
+    the loss."""
 
     def __init__(self, profile: _Profile, files: Opened) -> None:
         self._profile, self._files, self._thread = profile, files, threading.get_ident()
 
-    def __call__(self, phase: str, _info: object) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        self._files.paused = phase == "start"
-        if phase == "start" and sys.getprofile() is self._profile:
-            sys.setprofile(None)
-            self._profile.collecting = True
-        elif phase == "stop" and self._profile.collecting:
-            self._profile.collecting = False
-            sys.setprofile(self._profile)
+    def begins(self, phase: str, _info: object) -> None:
+        """The first of the callbacks."""
+        if phase == "start" and threading.get_ident() == self._thread:
+            self._files.paused = True
+            if sys.getprofile() is self._profile:
+                sys.setprofile(None)
+                self._profile.collecting = True
+
+    def ends(self, phase: str, _info: object) -> None:
+        """The last of them."""
+        if phase == "stop" and threading.get_ident() == self._thread:
+            self._files.paused = False
+            if self._profile.collecting:
+                self._profile.collecting = False
+                sys.setprofile(self._profile)
+
+    def remove(self) -> None:
+        gc.callbacks[:] = [one for one in gc.callbacks if one not in (self.begins, self.ends)]
 
 
 class paused:  # noqa: N801 — a context manager, entered once for each kernel call: a class takes a third of the time

@@ -494,6 +494,34 @@ def test_what_finalizers_of_garbage_do_is_not_of_the_step() -> None:
             gc.enable()
 
 
+COLLECTIONS = [0]
+
+
+def note_collection(phase: str, _info: object) -> None:
+    COLLECTIONS[0] += 1
+
+
+def test_callbacks_of_the_garbage_collector_are_not_of_the_step() -> None:
+    """Test frameworks and monitors have such; what they count is no part of the model or the loss."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        gc.collect()
+        return mean_square(model, x)
+
+    gc.callbacks.append(note_collection)
+    try:
+        model = Net()
+        step = et.prepare(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+        compiled = step.compiled(X)
+        for _ in range(3):
+            gc.collect()
+            step(X)
+        assert COLLECTIONS[0] > 6
+        assert step.compiled(X) is compiled
+    finally:
+        gc.callbacks.remove(note_collection)
+
+
 def test_a_parameter_that_an_optimizer_holds_twice_is_refused() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
