@@ -13,7 +13,10 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 PURELIB = Path(sysconfig.get_path("purelib"))
-TICKS = Extension("edgetrain.native._ticks", ["edgetrain/native/ticks.c"], extra_compile_args=["-O2"], optional=True)
+PLAIN = [
+    Extension(f"edgetrain.native._{name}", [f"edgetrain/native/{name}.c"], extra_compile_args=["-O2"], optional=True)
+    for name in ("same", "ticks")
+]
 
 
 def extensions() -> list[Extension]:
@@ -24,9 +27,9 @@ def extensions() -> list[Extension]:
         found = None
     if found is None or not sys.platform.startswith("linux"):
         print(f"edgetrain: no PyTorch in {PURELIB}; its native libraries are left out", file=sys.stderr)
-        return [TICKS]
+        return PLAIN
     return [
-        TICKS,
+        *PLAIN,
         extension("arena", torch, found[1], libraries=["c10"], options=["-O2"]),
         extension(
             "norm",

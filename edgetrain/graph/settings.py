@@ -25,7 +25,6 @@ def settings() -> tuple[object, ...]:
         _packs_saved_tensors(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.is_anomaly_enabled(),
         torch.get_num_threads(),
         torch.get_num_interop_threads(),
         *_precisions(),

@@ -44,6 +44,7 @@ from edgetrain.graph.reach import (
     state_of,
     target_of,
 )
+from edgetrain.native import same
 
 Root = tuple[Any, str]
 _MISSING = object()
@@ -157,9 +158,7 @@ class Watch:
     def _look_at_names(self, reach: Reach) -> None:
         shelves = {id(vars(module).get("_buffers")) for module in reach.modules.values()}
         places = {(id(d), key): d for d, keys, _ in (*reach.attributes, *reach.variables) for key in keys}
-        self._items: list[tuple[Any, str, Any]] = [
-            (d, key, d[key]) for (n, key), d in places.items() if n not in shelves
-        ]
+        self._items: list[same.ItemRow] = [(d, key, d[key]) for (n, key), d in places.items() if n not in shelves]
         self._items += [(group, "params", group["params"]) for group in self._groups]
         if self._optimizer is not None:
             self._items.append((vars(self._optimizer), "param_groups", self._optimizer.param_groups))
@@ -199,7 +198,7 @@ class Watch:
     def _untouched(self) -> bool:
         try:
             return (
-                not any(d[k] is not v and _differs(d[k], v) for d, k, v in self._items)
+                self._same_items()
                 and all(len(d) == n for d, n in self._sizes)
                 and not any(map(len, self._empty))
                 and all(len(c) == len(was) and all(map(is_, c, was)) for c, was in self._lists)
@@ -207,10 +206,7 @@ class Watch:
                 and all([*map(id, parts_of(c))] == [*map(id, was)] for c, was in self._own)
                 and not any(c.cell_contents is not v and _differs(c.cell_contents, v) for c, v in self._cells)
                 and not any(map(is_set, self._unset))
-                and all(
-                    f.__code__ is code and f.__defaults__ is given and f.__kwdefaults__ is named
-                    for f, code, given, named in self._functions
-                )
+                and same.functions(self._functions)
                 and all(map(is_, map(type, self._objects), self._types))
                 and all(cls.__mro__ is order for cls, order in self._orders)
                 and all(stamp(file) == was for file, was in self._observed.files.items())
@@ -227,6 +223,16 @@ class Watch:
             )
         except (KeyError, IndexError, ValueError, RuntimeError):  # something is gone, or changes at this moment
             return False
+
+    def _same_items(self) -> bool:
+        """Or equal plain values."""
+        at = same.items(self._items, 0)
+        while at >= 0:
+            held, key, then = self._items[at]
+            if _differs(held[key], then):
+                return False
+            at = same.items(self._items, at + 1)
+        return True
 
 
 def _flat(mapping: Any) -> Iterator[Any]:
