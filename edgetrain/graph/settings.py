@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from edgetrain.errors import UserError
 
 
-def settings() -> tuple[object, ...]:
-    """All of them, to be compared."""
-    backends = torch.backends
-    return (
-        torch.get_default_dtype(),
-        torch.get_default_device(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cpu"),
-        torch.get_autocast_dtype("cuda"),
-        torch.is_inference_mode_enabled(),
-        torch.is_anomaly_enabled(),
-        torch.is_anomaly_check_nan_enabled(),
-        _packs_saved_tensors(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_num_threads(),
-        torch.get_num_interop_threads(),
-        *_precisions(),
-        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
-        torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(),
-        backends.mkldnn.enabled,
-        backends.cudnn.enabled,
-        backends.cuda.flash_sdp_enabled(),
-        backends.cuda.math_sdp_enabled(),
-        backends.cuda.mem_efficient_sdp_enabled(),
-        backends.mha.get_fastpath_enabled(),
-    )
+def _packs_saved_tensors() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-def _precisions() -> Iterator[object]:
+def _precisions() -> list[Callable[[], object]]:
     """How exactly products are computed. Where some were set by the newer switches and some by the older, torch
     refuses to tell by the older."""
     get = getattr(torch._C, "_get_fp32_precision_getter", None)
     if get is None:
-        yield torch.get_float32_matmul_precision()
-    else:
-        yield from (get(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn"))
+        return [torch.get_float32_matmul_precision]
+    return [partial(get, backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
+
+
+# Asked before each step: C functions themselves where torch.backends would go through a property.
+_SWITCHES: tuple[Callable[[], object], ...] = (
+    torch.get_default_dtype,
+    torch.get_default_device,
+    partial(torch.is_autocast_enabled, "cpu"),
+    partial(torch.is_autocast_enabled, "cuda"),
+    partial(torch.get_autocast_dtype, "cpu"),
+    partial(torch.get_autocast_dtype, "cuda"),
+    torch.is_inference_mode_enabled,
+    torch.is_anomaly_enabled,
+    torch.is_anomaly_check_nan_enabled,
+    _packs_saved_tensors,
+    torch._C._autograd._saved_tensors_hooks_is_enabled,  # type: ignore[attr-defined]
+    torch._C._get_deterministic_algorithms,
+    torch._C._get_deterministic_algorithms_warn_only,
+    torch.get_num_threads,
+    torch.get_num_interop_threads,
+    torch._C._len_torch_function_stack,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._get_mkldnn_enabled,
+    torch._C._get_cudnn_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch.backends.mha.get_fastpath_enabled,
+    *_precisions(),
+)
+
+
+def settings() -> tuple[object, ...]:
+    """All of them, to be compared."""
+    return tuple([get() for get in _SWITCHES])
 
 
 def require_trainable() -> None:
@@ -74,7 +81,3 @@ def require_trainable() -> None:
             "torch.autograd.detect_anomaly() looks at the values of each gradient, and a captured step would not",
             next_step="turn it off; check_finite=True of et.prepare refuses what is not finite",
         )
-
-
-def _packs_saved_tensors() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

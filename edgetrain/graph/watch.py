@@ -20,8 +20,7 @@ import sys
 import types
 from abc import get_cache_token
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -37,7 +36,6 @@ from edgetrain.graph.reach import (
     content_of,
     is_a,
     is_set,
-    items_of,
     layout_of,
     looks_of,
     parts_of,
@@ -48,8 +46,6 @@ from edgetrain.native import same
 
 Root = tuple[Any, str]
 _MISSING = object()
-# Their methods are C code; those of a subclass may show something else than what is in it.
-_CONTAINERS = {list, set, dict, deque, OrderedDict, defaultdict, types.MappingProxyType}
 WALKS = 5  # that another thread may spoil before it counts as a change
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
 
@@ -158,31 +154,29 @@ class Watch:
     def _look_at_names(self, reach: Reach) -> None:
         shelves = {id(vars(module).get("_buffers")) for module in reach.modules.values()}
         places = {(id(d), key): d for d, keys, _ in (*reach.attributes, *reach.variables) for key in keys}
-        self._items: list[same.ItemRow] = [(d, key, d[key]) for (n, key), d in places.items() if n not in shelves]
-        self._items += [(group, "params", group["params"]) for group in self._groups]
+        items: list[tuple[Any, Any, Any]] = [(d, key, d[key]) for (n, key), d in places.items() if n not in shelves]
+        items += [(group, "params", group["params"]) for group in self._groups]
         if self._optimizer is not None:
-            self._items.append((vars(self._optimizer), "param_groups", self._optimizer.param_groups))
+            items.append((vars(self._optimizer), "param_groups", self._optimizer.param_groups))
             code = vars(sys.modules[type(self._optimizer).__module__])
-            self._items += [(code, name, f) for name, f in code.items() if isinstance(f, types.FunctionType)]
-        self._items += [(vars(c), key, v) for c in reach.classes for key, v in vars(c).items() if reach.runs(key, c)]
-        self._buffers = [(d, key, layout_of(d[key])) for (n, key), d in places.items() if n in shelves]
+            items += [(code, name, f) for name, f in code.items() if isinstance(f, types.FunctionType)]
+        items += [(c, key, value) for c in reach.classes for key, value in vars(c).items() if reach.runs(key, c)]
         sized: list[Any] = [d for d, _, _ in reach.attributes] + [d for d, _ in reach.absent]
-        sized += [f.__dict__ for f in reach.functions] + [vars(c) for c in reach.classes]
-        sized = [*{id(d): d for d in sized}.values(), self._groups]
-        self._sizes = [(d, len(d)) for d in sized if d]
-        self._empty = [d for d in sized if not d]
+        sized += [f.__dict__ for f in reach.functions]
+        sizes: dict[int, tuple[Any, int]] = {id(d): (d, len(d)) for d in sized}
+        sizes |= {id(c): (c, len(vars(c))) for c in reach.classes}
+        sizes |= {id(c): (c, 0) for c, _ in reach.containers if _is_empty(c)}
+        self._rows = _rows(items, sizes)
+        self._places = same.Places(self._rows)
+        self._buffers = [(d, key, layout_of(d[key])) for (n, key), d in places.items() if n in shelves]
 
     def _look_at_objects(self, reach: Reach) -> None:
         changing = [c for c, _ in reach.containers if not isinstance(c, tuple | frozenset)]
-        self._own = [(c, parts_of(c)) for c in changing if type(c) not in _CONTAINERS]
-        changing = [c for c in changing if type(c) in _CONTAINERS]
-        self._empty += [c for c in changing if not c]
-        mappings = (dict, types.MappingProxyType)
         shelves = [vars(m).get(name) for m in reach.modules.values() for name in ("_modules", "_parameters")]
-        ordered = [c for c in changing if isinstance(c, mappings)] + [s for s in shelves if isinstance(s, dict)]
-        self._dicts = [(c, tuple(_flat(c))) for c in ordered if c]
-        self._lists = [(c, tuple(c)) for c in changing if c and not isinstance(c, mappings)]
-        self._lists += [(self._groups, tuple(self._groups))] if self._groups else []
+        held = [(c, tuple(parts_of(c))) for c in (*changing, *(s for s in shelves if is_a(s, dict)), self._groups)]
+        self._lists: list[same.ListRow] = [(c, parts) for c, parts in held if type(c) is list]
+        self._dicts: list[same.DictRow] = [(c, parts) for c, parts in held if type(c) is dict]
+        self._others = [(c, parts) for c, parts in held if type(c) not in (list, dict) and not _is_empty(c)]
         self._cells = [(c, c.cell_contents) for c, _ in reach.cells if is_set(c)]
         self._unset = [c for c, _ in reach.cells if not is_set(c)]
         self._functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
@@ -199,11 +193,9 @@ class Watch:
         try:
             return (
                 self._same_items()
-                and all(len(d) == n for d, n in self._sizes)
-                and not any(map(len, self._empty))
-                and all(len(c) == len(was) and all(map(is_, c, was)) for c, was in self._lists)
-                and all(2 * len(c) == len(was) and all(map(is_, _flat(c), was)) for c, was in self._dicts)
-                and all([*map(id, parts_of(c))] == [*map(id, was)] for c, was in self._own)
+                and same.lists(self._lists)
+                and same.dicts(self._dicts)
+                and all(len(now := parts_of(c)) == len(was) and all(map(is_, now, was)) for c, was in self._others)
                 and not any(c.cell_contents is not v and _differs(c.cell_contents, v) for c, v in self._cells)
                 and not any(map(is_set, self._unset))
                 and same.functions(self._functions)
@@ -226,18 +218,33 @@ class Watch:
 
     def _same_items(self) -> bool:
         """Or equal plain values."""
-        at = same.items(self._items, 0)
-        while at >= 0:
-            held, key, then = self._items[at]
-            if _differs(held[key], then):
+        number = self._places.changed(0)
+        while number >= 0:
+            mapping, size, keys, objects = self._rows[number]
+            held: Any = vars(mapping) if isinstance(mapping, type) else mapping
+            if size is not None and len(held) != size:
                 return False
-            at = same.items(self._items, at + 1)
+            pairs = zip(keys, objects, strict=True)
+            if any(held[key] is not then and _differs(held[key], then) for key, then in pairs):
+                return False
+            number = self._places.changed(number + 1)
         return True
 
 
-def _flat(mapping: Any) -> Iterator[Any]:
-    """Key, value, key, value, …"""
-    return chain.from_iterable(items_of(mapping))
+def _rows(items: Iterable[tuple[Any, Any, Any]], sizes: Mapping[int, tuple[Any, int]]) -> list[same.PlaceRow]:
+    """items: each a mapping or a class, a key, and what is there. sizes: by id, such a one and its number of items."""
+    held: dict[int, tuple[Any, dict[Any, Any]]] = {number: (mapping, {}) for number, (mapping, _) in sizes.items()}
+    for mapping, key, value in items:
+        held.setdefault(id(mapping), (mapping, {}))[1][key] = value
+    return [
+        (mapping, sizes[number][1] if number in sizes else None, tuple(there), tuple(there.values()))
+        for number, (mapping, there) in held.items()
+    ]
+
+
+def _is_empty(container: Any) -> bool:
+    """And will show it by its length when it is not any more, which a subclass may not."""
+    return type(container) in (set, deque, OrderedDict, defaultdict) and not container
 
 
 def _differs(now: Any, then: Any) -> bool:

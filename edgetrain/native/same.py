@@ -9,24 +9,42 @@ from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Mapping
+from collections.abc import Sized
+from itertools import chain
+from operator import is_
 from typing import Any
 
-ItemRow = tuple[Mapping[Any, Any], Any, Any]  # a mapping, a key, the object
+_MISSING = object()
+# A mapping, or a class; how many items it has, if that counts; keys, and the objects there. Without keys any container.
+PlaceRow = tuple[Sized | type, int | None, tuple[Any, ...], tuple[Any, ...]]
+ListRow = tuple[list[Any], tuple[Any, ...]]  # what it held
+DictRow = tuple[dict[Any, Any], tuple[Any, ...]]  # each key and its value in turn
 FunctionRow = tuple[types.FunctionType, types.CodeType, Any, Any]  # its code, defaults, defaults by name
 
 
-def items_in_python(rows: list[ItemRow], first: int) -> int:
-    """The place of the first row, from `first` on, whose mapping has another object or none there; -1: no such row."""
-    for place in range(first, len(rows)):
-        mapping, key, then = rows[place]
-        try:
-            same = mapping[key] is then
-        except KeyError:
-            same = False
-        if not same:
-            return place
-    return -1
+class PlacesInPython:
+    """rows: what stood where. A mapping that is a class is what it holds."""
+
+    def __init__(self, rows: list[PlaceRow]) -> None:
+        self._rows = rows
+
+    def changed(self, first: int) -> int:
+        """The number of the first row, from `first` on, that is not so now; -1: no such row."""
+        for number in range(first, len(self._rows)):
+            mapping, size, keys, objects = self._rows[number]
+            held: Any = vars(mapping) if isinstance(mapping, type) else mapping
+            if size is not None and len(held) != size:
+                return number
+            if not all(_at(held, key) is then for key, then in zip(keys, objects, strict=True)):
+                return number
+        return -1
+
+
+def _at(mapping: Any, key: Any) -> Any:
+    try:
+        return mapping[key]
+    except KeyError:
+        return _MISSING
 
 
 def functions_in_python(rows: list[FunctionRow]) -> bool:
@@ -36,8 +54,22 @@ def functions_in_python(rows: list[FunctionRow]) -> bool:
     )
 
 
+def lists_in_python(rows: list[ListRow]) -> bool:
+    """Whether each list holds the same objects in the same order."""
+    return all(len(now) == len(then) and all(map(is_, now, then)) for now, then in rows)
+
+
+def dicts_in_python(rows: list[DictRow]) -> bool:
+    """Whether each dict holds the same keys and values in the same order."""
+    return all(
+        2 * len(now) == len(then) and all(map(is_, chain.from_iterable(now.items()), then)) for now, then in rows
+    )
+
+
 try:
     _library: Any = importlib.import_module("edgetrain.native._same")
-    items, functions = _library.items, _library.functions
+    Places, functions = _library.Places, _library.functions
+    lists, dicts = _library.lists, _library.dicts
 except ImportError:
-    items, functions = items_in_python, functions_in_python
+    Places, functions = PlacesInPython, functions_in_python
+    lists, dicts = lists_in_python, dicts_in_python

@@ -48,6 +48,11 @@ class Shapes:
         return self._variants.values()
 
     @property
+    def last(self) -> tuple[Key, Variant] | None:
+        """The one used last."""
+        return next(reversed(self._variants.items()), None)
+
+    @property
     def n_bytes(self) -> int:
         """What those that are kept take, as it was when each was last counted."""
         return sum(self._bytes.values())

@@ -272,6 +272,16 @@ class Step:
     def of_shape(self, *batch: Any) -> CompiledStep | MicroStep:
         """The step for batches of this shape; captured, planned and compiled now if it is new."""
         key = self._key(check_example(batch))
+        last = self._variants.last
+        if last is not None and last[0][0] == key and last[1].captured.watch.holds():
+            variant = last[1]
+        else:
+            variant = self._seen_before_or_new(key, batch)
+        self._last, self._captured = self._chosen(variant), variant.captured
+        return self._last
+
+    def _seen_before_or_new(self, key: tuple[Any, ...], batch: tuple[Any, ...]) -> Variant:
+        """The one whose objects are what they are now; or the batch captured, planned and compiled."""
         known = {at: one for at, one in self._variants.items() if at[0] == key}
         at = next((at for at, one in reversed(known.items()) if one.captured.watch.holds()), None)
         if at is None:
@@ -285,8 +295,7 @@ class Step:
             variant = known[at]
         known.clear()  # what is dropped now is freed
         self._variants.keep(at, variant)
-        self._last, self._captured = self._chosen(variant), variant.captured
-        return self._last
+        return variant
 
     def _chosen(self, variant: Variant) -> CompiledStep | MicroStep:
         """The step for the budget of the moment."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import types
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 
 from edgetrain.native import same
 
-ITEMS = [same.items, same.items_in_python]
+PLACES = [same.Places, same.PlacesInPython]
 FUNCTIONS = [same.functions, same.functions_in_python]
+LISTS = [same.lists, same.lists_in_python]
+DICTS = [same.dicts, same.dicts_in_python]
 
 
 class Own(dict[str, Any]):
@@ -25,27 +29,114 @@ class Own(dict[str, Any]):
 
 
 def test_the_library_is_there() -> None:
-    assert same.items is not same.items_in_python
+    assert same.Places is not same.PlacesInPython
 
 
-@pytest.mark.parametrize("items", ITEMS)
+@pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("kind", [dict, OrderedDict, Own, lambda values: types.MappingProxyType(dict(values))])
-def test_the_first_that_differs(items: Callable[..., int], kind: Any) -> None:
+def test_the_first_that_differs(places: Any, kind: Any) -> None:
     one, other = [1], [1]
     held = kind({"a": one, "b": other})
-    assert items([(held, "a", one), (held, "b", other)], 0) == -1
-    assert items([(held, "a", one), (held, "b", one), (held, "a", other)], 0) == 1
-    assert items([(held, "a", one), (held, "b", one), (held, "a", other)], 2) == 2
-    assert items([(held, "c", None)], 0) == 0
-    assert items([], 0) == -1
+    rows = [(held, 2, ("a", "b"), (one, other)), (held, None, ("a", "b"), (one, one)), (held, 3, (), ())]
+    assert places(rows[:1]).changed(0) == -1
+    assert [places(rows).changed(first) for first in range(4)] == [1, 1, 2, -1]
+    assert places([(held, None, ("c",), (None,))]).changed(0) == 0
+    assert places([]).changed(0) == -1
 
 
-@pytest.mark.parametrize("items", ITEMS)
-def test_what_a_mapping_raises_comes_through(items: Callable[..., int]) -> None:
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("kind", [dict, OrderedDict, Own])
+def test_every_way_to_write_shows(places: Any, kind: Any) -> None:
+    one, other = [1], [1]
+    changes: list[Callable[[Any], object]] = [
+        lambda d: d.__setitem__("a", other), lambda d: d.update(a=other), lambda d: d.pop("a"), lambda d: d.clear(),
+        lambda d: d.__ior__({"b": other}), lambda d: d.setdefault("new", one), lambda d: d.popitem(),
+        lambda d: d.__delitem__("b"), lambda d: (d.pop("a"), d.setdefault("a", other)),
+    ]  # fmt: skip
+    for change in changes:
+        held = kind({"a": one, "b": one})
+        asked = places([(held, 2, ("a", "b"), (one, one))])
+        assert asked.changed(0) == asked.changed(0) == -1
+        change(held)
+        assert asked.changed(0) == asked.changed(0) == 0
+        held.clear()
+        held.update(a=one, b=one)
+        assert asked.changed(0) == -1
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_attributes_of_classes_and_objects(places: Any) -> None:
+    class Some:
+        a = 1
+
+    thing = Some()
+    thing.b = one = [1]  # type: ignore[attr-defined]
+    asked = places([(Some, len(vars(Some)), ("a",), (1,)), (vars(thing), 1, ("b",), (one,))])
+
+    def write(value: object) -> None:
+        thing.b = value  # type: ignore[attr-defined]
+
+    for _ in range(20):  # until the interpreter has specialised the write
+        write(one)
+        assert asked.changed(0) == -1
+    for _ in range(20):
+        write([1])
+        assert asked.changed(0) == 1
+        write(one)
+        assert asked.changed(0) == -1
+    Some.a = 2
+    assert asked.changed(0) == 0
+    Some.a = 1
+    assert asked.changed(0) == -1
+    Some.new = 1  # type: ignore[attr-defined]
+    assert asked.changed(0) == 0
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_how_many_there_are(places: Any) -> None:
+    empty: list[Any] = [set(), deque(), OrderedDict(), [], {}]
+    asked = places([(container, 0, (), ()) for container in empty])
+    assert asked.changed(0) == -1
+    for number, fill in enumerate((set.add, deque.append, None, list.append, None)):
+        fill(empty[number], 1) if fill else empty[number].update(a=1)
+        assert asked.changed(number) == number
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_what_a_mapping_raises_comes_through(places: Any) -> None:
     with pytest.raises(ValueError, match="broken"):
-        items([(Own(broken=1), "broken", 1)], 0)
+        places([(Own(broken=1), None, ("broken",), (1,))]).changed(0)
     with pytest.raises(TypeError):
-        items([({}, [], None)], 0)
+        places([({}, None, ([],), (None,))]).changed(0)
+
+
+def test_no_memory_is_kept() -> None:
+    class Some:
+        pass
+
+    thing = Some()
+    thing.places = same.Places([(vars(thing), None, (), ())])  # type: ignore[attr-defined]
+    gone = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("kind", "functions"), [(list, LISTS), (dict, DICTS)])
+def test_containers(kind: Any, functions: list[Any]) -> None:
+    one, other = [1], [1]
+    held: Any = [one, other] if kind is list else {"a": one, "b": other}
+    parts = (one, other) if kind is list else ("a", one, "b", other)
+    for holds in functions:
+        assert holds([(held, parts)])
+        assert holds([(kind(), ())])
+        assert not holds([(held, parts[:-1])])
+        assert not holds([(held, parts), (held, (*parts[:-1], one))])
+        assert not holds([(kind(), parts)])
+    with pytest.raises(TypeError):
+        functions[0]([((), ())])
+    with pytest.raises(TypeError):
+        functions[0]([(held, [])])
 
 
 @pytest.mark.parametrize("functions", FUNCTIONS)
@@ -68,17 +159,21 @@ def test_functions(functions: Callable[..., bool]) -> None:
     assert not functions(before)
 
 
-@pytest.mark.parametrize("wrong", [[()], [(1, 2)], [1], (), [({}, 1, 2, 3, 4)]])
+@pytest.mark.parametrize("wrong", [[()], [(1, 2)], [1], (), [({}, 1, 2, 3, 4)], [({}, None, (), (1,))]])
 def test_what_is_no_row_is_an_error(wrong: Any) -> None:
     with pytest.raises(TypeError):
-        same.items(wrong, 0)
+        same.Places(wrong)
     with pytest.raises(TypeError):
         same.functions(wrong)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.integers(0, 3))), st.integers(0, 3))
-def test_both_answer_alike(rows: list[tuple[int, str, int]], first: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.integers(0, 3))), st.integers(0, 3), st.data())
+def test_both_answer_alike(rows: list[tuple[int, str, int]], first: int, data: st.DataObject) -> None:
     objects = [object() for _ in range(4)]
     held: list[dict[str, object]] = [{"a": objects[n], "b": objects[3 - n]} for n in range(3)]
-    made: list[same.ItemRow] = [(held[n], key, objects[value]) for n, key, value in rows]
-    assert same.items(made, first) == same.items_in_python(made, first)
+    made: list[same.PlaceRow] = [(held[n], None, (key,), (objects[value],)) for n, key, value in rows]
+    both = [places(made) for places in PLACES]
+    for _ in range(data.draw(st.integers(1, 5))):
+        assert len({places.changed(first) for places in both}) == 1
+        held[data.draw(st.integers(0, 2))][data.draw(st.sampled_from("abc"))] = objects[data.draw(st.integers(0, 3))]
+    assert len({places.changed(first) for places in both}) == 1
