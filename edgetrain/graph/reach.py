@@ -91,6 +91,7 @@ class Reach:
         self.tensors: dict[int, str] = {}
         self.modules: dict[str, nn.Module] = {}
         self.attributes: list[tuple[dict[str, Any], list[str], str]] = []
+        self.owners: list[tuple[Any, dict[str, Any]]] = []  # objects, and their `__dict__`
         self.variables: list[tuple[dict[str, Any], list[str], str]] = []
         self.absent: list[tuple[dict[str, Any], frozenset[str]]] = []
         self.containers: list[tuple[Any, str]] = []
@@ -269,6 +270,7 @@ class Reach:
 
     def _add_keys(self, own: dict[str, Any], keys: Iterable[str], owner: Any, path: str) -> None:
         read = [key for key in keys if self._counts(key, owner)]
+        self.owners.append((owner, own))
         self.attributes.append((own, read, path))
         for key in read:
             self._push(own[key], f"{path}.{key}" if path else key)

@@ -343,13 +343,14 @@ class Recorder(TorchDispatchMode):
             # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         asked = self._refs(args), self._refs(kwargs)
-        result = self._expected(func, *asked)
-        if result is None:
-            result = foretold.result_of(func, args, kwargs)
         if func is aten.detach.default or func is aten.alias.default:
+            result = foretold.result_of(func, args, kwargs)
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
             return result
+        result = self._expected(func, *asked)
+        if result is None:
+            result = foretold.result_of(func, args, kwargs)
         self._note(func, args, kwargs, asked, result)
         return result
 

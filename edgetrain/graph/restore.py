@@ -68,6 +68,7 @@ class Before:
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
         self._data = [(t, t.detach(), t.data_ptr()) for t in leaves if t.layout is torch.strided]
         self._hooks = [(t, t._backward_hooks) for t in leaves]
+        self._owners = reach.owners
         self._types = [(value, type(value)) for value in reach.objects]
         generators = (value for value in reach.alive if is_a(value, torch.Generator))
         self._generators = [(generator, generator.get_state()) for generator in generators]
@@ -240,6 +241,9 @@ class Before:
                 function.__defaults__ = defaults
             if function.__kwdefaults__ is not named:
                 function.__kwdefaults__ = named
+        for owner, own in self._owners:
+            if owner.__dict__ is not own:
+                owner.__dict__ = own
         for value, kind in self._types:
             if type(value) is not kind:
                 object.__setattr__(value, "__class__", kind)

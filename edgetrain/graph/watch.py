@@ -181,6 +181,7 @@ class Watch:
         self._unset = [c for c, _ in reach.cells if not is_set(c)]
         self._functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
         self._objects, self._types = reach.objects, [type(value) for value in reach.objects]
+        self._owners = reach.owners
         self._orders = [(cls, cls.__mro__) for cls in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING)) for value, slot, _ in reach.slots]
         self._tensors = [(t, layout_of(t)) for t in reach.alive if is_a(t, torch.Tensor)]
@@ -200,6 +201,7 @@ class Watch:
                 and not any(map(is_set, self._unset))
                 and same.functions(self._functions)
                 and all(map(is_, map(type, self._objects), self._types))
+                and all(owner.__dict__ is own for owner, own in self._owners)
                 and all(cls.__mro__ is order for cls, order in self._orders)
                 and all(stamp(file) == was for file, was in self._observed.files.items())
                 and all(getattr(value, slot, _MISSING) is was for value, slot, was in self._slots)

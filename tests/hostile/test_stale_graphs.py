@@ -217,6 +217,16 @@ def other_class_of_an_object() -> Reading:
     return lambda m: kept.amount, lambda m: setattr(kept, "__class__", other)
 
 
+def other_dict_of_an_object() -> Reading:
+    kept = fresh(Magic)()
+    kept.amount = 2.0
+    return lambda m: kept.amount, lambda m: setattr(kept, "__dict__", {**vars(kept), "amount": 4.0})
+
+
+def other_dict_of_the_model() -> Reading:
+    return lambda m: m.factor, lambda m: setattr(m, "__dict__", {**vars(m), "factor": 3.0})
+
+
 def other_bases() -> Reading:
     first, second = fresh(Magic), fresh(Magic)
     second.amount = 4.0  # type: ignore[attr-defined]
@@ -365,7 +375,8 @@ PLACES: dict[str, Callable[[], Reading]] = {
     for name, place in {
         **{f.__name__: f for f in (
             attribute, new_attribute, shadowed_class_attribute, computed_name, changed_class_attribute,
-            changed_base_class, deleted_attribute, other_class_of_an_object, other_bases, magic_method, by_getattr,
+            changed_base_class, deleted_attribute, other_class_of_an_object, other_bases,
+            other_dict_of_an_object, other_dict_of_the_model, magic_method, by_getattr,
             class_of_a_class, descriptor, slot, private_slot, deep_object, enum_attribute,
         )},
         **CONTAINERS,
