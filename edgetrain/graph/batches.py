@@ -68,6 +68,15 @@ def check_item(position: int, item: object) -> None:
             received=f"{item.layout}" if item.layout != torch.strided else f"{kind} tensor",
             next_step="pass .to_dense(), or .dequantize()",
         )
+    if item.requires_grad:
+        raise UserError(
+            f"item {position} of the batch needs a gradient, and a step gives gradients to the parameters that the "
+            "optimizer holds alone",
+            received="a parameter" if isinstance(item, nn.Parameter)
+            else f"the result of {item.grad_fn.name()}" if item.grad_fn is not None else "requires_grad=True",
+            next_step="pass it as .detach(), or make what computes it part of the model; where the loss itself asks "
+            "for gradients by its input, let it call x.detach().requires_grad_()",
+        )  # fmt: skip
     if _name(item.dtype) not in ITEM_BYTES:
         raise UserError(
             f"item {position} of the batch has a type that a step cannot hold",

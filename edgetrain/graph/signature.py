@@ -92,7 +92,7 @@ def signature_of(recording: Recording, results: tuple[int | None, ...]) -> Signa
         made = [None if raw is None else _layout(recording, raw, bases) for raw in call.outputs]
         given = hash(repr((read, call.outputs, made, call.writes)))
         known = None
-        if made and not any(at is not None and _retyped(recording, at) for at in made):
+        if made and all(raw is None or _can_be_remade(recording, raw, bases) for raw in call.outputs):
             shared = [at and layouts.setdefault(at, at) for at in made]
             written = zip(shared, call.outputs, strict=True)
             known = call.single, tuple(raw if raw in call.writes else at for at, raw in written)
@@ -106,10 +106,17 @@ def _layout(recording: Recording, raw: int, bases: Mapping[int, int]) -> Layout:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, base, int(tensor.storage_offset())
 
 
-def _retyped(recording: Recording, at: Layout) -> bool:
-    """A view of another type, as of the real part of complex numbers."""
-    *_, dtype, _, base, _ = at
-    return base is not None and recording.fakes[base].dtype != dtype
+def _can_be_remade(recording: Recording, raw: int, bases: Mapping[int, int]) -> bool:
+    """From its layout alone: it is no view of another type, as of the real part of complex numbers, and nothing is
+    negated, conjugate or zero without memory that says so."""
+    fake, base = recording.fakes[raw], bases.get(recording.storage(raw))
+    return not _is_lazy(fake) and (
+        base is None or (recording.fakes[base].dtype == fake.dtype and not _is_lazy(recording.fakes[base]))
+    )
+
+
+def _is_lazy(fake: torch.Tensor) -> bool:
+    return fake.is_neg() or fake.is_conj() or fake._is_zerotensor()
 
 
 def _asked(args: Any, kwargs: Any) -> int:
