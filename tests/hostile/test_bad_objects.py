@@ -94,6 +94,9 @@ BATCHES: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     "bool label": lambda x, y: (x, y > 1), "int32 label": lambda x, y: (x, y.int()), "int16 label": lambda x,
     y: (x, y.short()),
     "uint8 label": lambda x, y: (x, y.byte()), "nothing": lambda x, y: (),
+    "needs a gradient": lambda x, y: (x.clone().requires_grad_(), y),
+    "has a graph": lambda x, y: (x.clone().requires_grad_() * 2, y),
+    "parameter": lambda x, y: (nn.Parameter(x), y),
 }  # fmt: skip
 
 
@@ -131,6 +134,7 @@ def test_the_words_say_what_to_do(one_cache: object) -> None:
     assert "torch.float32" in require_refused_and_unchanged(training, (x.double(), y))
     assert "numbers from 0 to 4" in require_refused_and_unchanged(training, (x, y + 100))
     assert "y.long()" in require_refused_and_unchanged(training, (x, y.float()))
+    assert ".detach()" in require_refused_and_unchanged(training, (nn.Parameter(x), y))
 
 
 # ---- the model and the optimizer's state between steps
