@@ -180,9 +180,9 @@ class Watch:
         self._cells = [(c, c.cell_contents) for c, _ in reach.cells if is_set(c)]
         self._unset = [c for c, _ in reach.cells if not is_set(c)]
         self._functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
-        self._objects, self._types = reach.objects, [type(value) for value in reach.objects]
-        self._owners = reach.owners
-        self._orders = [(cls, cls.__mro__) for cls in reach.classes]
+        own = {id(owner): (owner, type(owner), held) for owner, held in reach.owners if _has(owner, held)}
+        self._objects: list[same.ObjectRow] = [*({id(v): (v, type(v), None) for v in reach.objects} | own).values()]
+        self._orders: list[same.OrderRow] = [(cls, cls.__mro__) for cls in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING)) for value, slot, _ in reach.slots]
         self._tensors = [(t, layout_of(t)) for t in reach.alive if is_a(t, torch.Tensor)]
         self._arrays = [(a, looks_of(a), content_of(a)) for a, _ in reach.arrays]
@@ -200,9 +200,8 @@ class Watch:
                 and not any(c.cell_contents is not v and _differs(c.cell_contents, v) for c, v in self._cells)
                 and not any(map(is_set, self._unset))
                 and same.functions(self._functions)
-                and all(map(is_, map(type, self._objects), self._types))
-                and all(owner.__dict__ is own for owner, own in self._owners)
-                and all(cls.__mro__ is order for cls, order in self._orders)
+                and same.objects(self._objects)
+                and same.orders(self._orders)
                 and all(stamp(file) == was for file, was in self._observed.files.items())
                 and all(getattr(value, slot, _MISSING) is was for value, slot, was in self._slots)
                 and all(layout_of(t) == was for t, was in self._tensors)
@@ -242,6 +241,14 @@ def _rows(items: Iterable[tuple[Any, Any, Any]], sizes: Mapping[int, tuple[Any, 
         (mapping, sizes[number][1] if number in sizes else None, tuple(there), tuple(there.values()))
         for number, (mapping, there) in held.items()
     ]
+
+
+def _has(owner: Any, held: dict[str, Any]) -> bool:
+    """As its own `__dict__`: a proxy shows that of another object."""
+    try:
+        return bool(same.objects([(owner, type(owner), held)]))
+    except AttributeError:
+        return False
 
 
 def _is_empty(container: Any) -> bool:

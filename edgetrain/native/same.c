@@ -7,6 +7,8 @@
  *     it was looked at last is known by its version, and nothing in it is read: before a step all of this memory is
  *     cold. Python 3.13 has no versions any more; there each row is read.
  * functions(rows): rows are (function, code, defaults, named defaults). Whether each function has these objects.
+ * objects(rows): rows are (object, class, dict or None). Whether each object has this class, and this __dict__.
+ * orders(rows): rows are (class, tuple). Whether each class has these bases, in this order.
  * lists(rows), dicts(rows): rows are (list or dict, tuple): what it held, of a dict each key and its value in turn.
  *     Whether each holds the same objects in the same order.
  */
@@ -245,6 +247,58 @@ static PyObject *functions(PyObject *module, PyObject *rows)
     Py_RETURN_TRUE;
 }
 
+static PyObject *objects(PyObject *module, PyObject *rows)
+{
+    if (!PyList_Check(rows)) {
+        PyErr_SetString(PyExc_TypeError, "a list is expected");
+        return NULL;
+    }
+    for (Py_ssize_t place = 0; place < PyList_GET_SIZE(rows); place++) {
+        PyObject *row = row_at(rows, place, 3);
+        if (row == NULL) {
+            return NULL;
+        }
+        PyObject *object = PyTuple_GET_ITEM(row, 0), *then = PyTuple_GET_ITEM(row, 2);
+        if ((PyObject *)Py_TYPE(object) != PyTuple_GET_ITEM(row, 1)) {
+            Py_RETURN_FALSE;
+        }
+        if (then == Py_None) {
+            continue;
+        }
+        PyObject *now = PyObject_GenericGetDict(object, NULL);
+        if (now == NULL) {
+            return NULL;
+        }
+        Py_DECREF(now); /* the object keeps it */
+        if (now != then) {
+            Py_RETURN_FALSE;
+        }
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *orders(PyObject *module, PyObject *rows)
+{
+    if (!PyList_Check(rows)) {
+        PyErr_SetString(PyExc_TypeError, "a list is expected");
+        return NULL;
+    }
+    for (Py_ssize_t place = 0; place < PyList_GET_SIZE(rows); place++) {
+        PyObject *row = row_at(rows, place, 2);
+        if (row == NULL) {
+            return NULL;
+        }
+        if (!PyType_Check(PyTuple_GET_ITEM(row, 0))) {
+            PyErr_Format(PyExc_TypeError, "row %zd holds no class", place);
+            return NULL;
+        }
+        if (((PyTypeObject *)PyTuple_GET_ITEM(row, 0))->tp_mro != PyTuple_GET_ITEM(row, 1)) {
+            Py_RETURN_FALSE;
+        }
+    }
+    Py_RETURN_TRUE;
+}
+
 static int list_holds(PyObject *list, PyObject *then)
 {
     if (PyList_GET_SIZE(list) != PyTuple_GET_SIZE(then)) {
@@ -318,6 +372,8 @@ static PyObject *dicts(PyObject *module, PyObject *rows)
 
 static PyMethodDef methods[] = {
     {"functions", functions, METH_O, "Whether each function has its code and its defaults."},
+    {"objects", objects, METH_O, "Whether each object has its class and its __dict__."},
+    {"orders", orders, METH_O, "Whether each class has its bases in their order."},
     {"lists", lists, METH_O, "Whether each list holds the same objects in the same order."},
     {"dicts", dicts, METH_O, "Whether each dict holds the same keys and values in the same order."},
     {NULL, NULL, 0, NULL},

@@ -17,6 +17,8 @@ from typing import Any
 _MISSING = object()
 # A mapping, or a class; how many items it has, if that counts; keys, and the objects there. Without keys any container.
 PlaceRow = tuple[Sized | type, int | None, tuple[Any, ...], tuple[Any, ...]]
+ObjectRow = tuple[Any, type, dict[str, Any] | None]  # an object, its class, its __dict__ if that counts
+OrderRow = tuple[type, tuple[type, ...]]  # a class, and its bases in their order
 ListRow = tuple[list[Any], tuple[Any, ...]]  # what it held
 DictRow = tuple[dict[Any, Any], tuple[Any, ...]]  # each key and its value in turn
 FunctionRow = tuple[types.FunctionType, types.CodeType, Any, Any]  # its code, defaults, defaults by name
@@ -54,6 +56,16 @@ def functions_in_python(rows: list[FunctionRow]) -> bool:
     )
 
 
+def objects_in_python(rows: list[ObjectRow]) -> bool:
+    """Whether each object has its class and its __dict__."""
+    return all(type(value) is kind and (own is None or value.__dict__ is own) for value, kind, own in rows)
+
+
+def orders_in_python(rows: list[OrderRow]) -> bool:
+    """Whether each class has its bases in their order."""
+    return all(cls.__mro__ is order for cls, order in rows)
+
+
 def lists_in_python(rows: list[ListRow]) -> bool:
     """Whether each list holds the same objects in the same order."""
     return all(len(now) == len(then) and all(map(is_, now, then)) for now, then in rows)
@@ -68,8 +80,8 @@ def dicts_in_python(rows: list[DictRow]) -> bool:
 
 try:
     _library: Any = importlib.import_module("edgetrain.native._same")
-    Places, functions = _library.Places, _library.functions
+    Places, functions, objects, orders = _library.Places, _library.functions, _library.objects, _library.orders
     lists, dicts = _library.lists, _library.dicts
 except ImportError:
-    Places, functions = PlacesInPython, functions_in_python
+    Places, functions, objects, orders = PlacesInPython, functions_in_python, objects_in_python, orders_in_python
     lists, dicts = lists_in_python, dicts_in_python

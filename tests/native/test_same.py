@@ -159,6 +159,46 @@ def test_functions(functions: Callable[..., bool]) -> None:
     assert not functions(before)
 
 
+@pytest.mark.parametrize("objects", [same.objects, same.objects_in_python])
+def test_objects(objects: Callable[[Any], bool]) -> None:
+    class Some:
+        pass
+
+    class Other(Some):
+        pass
+
+    thing = Some()
+    rows = [(1, int, None), (thing, Some, vars(thing)), (Some, type, None)]
+    assert objects(rows)
+    thing.a = 1  # type: ignore[attr-defined]
+    assert objects(rows)
+    thing.__class__ = Other
+    assert not objects(rows)
+    thing.__class__ = Some
+    assert objects(rows)
+    thing.__dict__ = {}
+    assert not objects(rows)
+    with pytest.raises(AttributeError):
+        objects([(1, int, {})])
+
+
+@pytest.mark.parametrize("orders", [same.orders, same.orders_in_python])
+def test_orders(orders: Callable[[Any], bool]) -> None:
+    class First:
+        pass
+
+    class Second:
+        pass
+
+    class Some(First):
+        pass
+
+    rows = [(int, int.__mro__), (Some, Some.__mro__)]
+    assert orders(rows)
+    Some.__bases__ = (Second,)
+    assert not orders(rows)
+
+
 @pytest.mark.parametrize("wrong", [[()], [(1, 2)], [1], (), [({}, 1, 2, 3, 4)], [({}, None, (), (1,))]])
 def test_what_is_no_row_is_an_error(wrong: Any) -> None:
     with pytest.raises(TypeError):
