@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.graph.reach import is_a
+from edgetrain.graph.reach import is_a, joined
 
 _COUNTING = ("add", "sub", "mul", "truediv", "pow")
 _USING = ("floordiv", "mod", "lshift", "rshift", "and", "or", "xor")
@@ -222,7 +222,7 @@ def _noting_items(content: Any, path: str, used: set[str], items: list[Any] | No
     if isinstance(content, dict):
         before = {} if items is None else _pairs(items)
         for key, item in content.items():
-            yield key, item if before.get(key, before) is item else _or_itself(item, f"{path}.{key}", used)
+            yield key, item if before.get(key, before) is item else _or_itself(item, joined(path, key), used)
     else:
         was = items or []
         for at, item in enumerate(content):

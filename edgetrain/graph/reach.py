@@ -273,7 +273,7 @@ class Reach:
         self.owners.append((owner, own))
         self.attributes.append((own, read, path))
         for key in read:
-            self._push(own[key], f"{path}.{key}" if path else key)
+            self._push(own[key], joined(path, key))
 
     def _add_attributes(self, value: Any, path: str) -> None:
         own = getattr(value, "__dict__", None)
@@ -285,7 +285,7 @@ class Reach:
         if isinstance(value, dict | types.MappingProxyType):
             for key, item in items_of(value):
                 self._push(key, path)
-                self._push(item, f"{path}.{key}")
+                self._push(item, joined(path, key))
         elif type(value) not in (list, tuple) or not set(map(type, value)) <= _PLAIN_TYPES:
             for position, item in enumerate(parts_of(value)):
                 self._push(item, f"{path}.{position}")
@@ -429,6 +429,12 @@ class Reach:
     def keeps(self, value: Any) -> bool:
         """It was met, or is None."""
         return value is None or id(value) in self._numbers
+
+
+def joined(path: str, key: Any) -> str:
+    """The path of what stands at a key. The text of a key that is an object may be long in the making: a tensor's."""
+    name = str(key) if type(key) in _PLAIN_TYPES else type(key).__name__
+    return f"{path}.{name}" if path else name
 
 
 def slots_of(cls: type) -> Iterator[str]:

@@ -39,6 +39,7 @@ from edgetrain.graph.reach import (
     is_a,
     is_set,
     items_of,
+    joined,
     parts_of,
     reads_on,
     slots_of,
@@ -91,9 +92,9 @@ class Before:
         """What is not what it was: its path, and what stands there now."""
         for own, values, path in (*self._objects, *self._variables):
             moved = [key for key in values if _is_other(own.get(key, _MISSING), values[key])]
-            yield from ((_join(path, key), own.get(key)) for key in moved)
+            yield from ((joined(path, key), own.get(key)) for key in moved)
         for own, values, path in self._objects:
-            yield from ((_join(path, key), own[key]) for key in own if key not in values)
+            yield from ((joined(path, key), own[key]) for key in own if key not in values)
         for scope, names in self._absent:
             yield from ((name, scope[name]) for name in names if name in scope)
         for container, items, path in self._containers:
@@ -109,7 +110,7 @@ class Before:
             yield from ((f"{cls.__name__}.{key}", vars(cls)[key]) for key in moved)
         for value, slot, was, path in self._slots:
             if _is_other(getattr(value, slot, _MISSING), was):
-                yield _join(path, slot), getattr(value, slot, None)
+                yield joined(path, slot), getattr(value, slot, None)
         for function, defaults, named in self._functions:
             if function.__defaults__ is not defaults or function.__kwdefaults__ is not named:
                 yield function.__name__, (function.__defaults__, function.__kwdefaults__)
@@ -135,11 +136,11 @@ class Before:
         for own, values, path in self._objects:
             for key in [key for key in own if moved(own[key], values.get(key, _MISSING))]:
                 put = partial(operator.setitem, own, key)
-                yield Place(own[key], put, _join(path, key), _tuple_items(values.get(key)))
+                yield Place(own[key], put, joined(path, key), _tuple_items(values.get(key)))
         for scope, values, path in self._variables:
             for key in [key for key in values if key in scope and moved(scope[key], values[key])]:
                 put = partial(operator.setitem, scope, key)
-                yield Place(scope[key], put, _join(path, key), _tuple_items(values[key]))
+                yield Place(scope[key], put, joined(path, key), _tuple_items(values[key]))
         for scope, names in self._absent:
             for name in [name for name in names if name in scope]:
                 yield Place(scope[name], partial(operator.setitem, scope, name), name)
@@ -155,7 +156,7 @@ class Before:
         for value, slot, was, path in self._slots:
             now = getattr(value, slot, _MISSING)
             if now is not _MISSING and moved(now, was) and not is_a(value, partial):
-                yield Place(now, partial(object.__setattr__, value, slot), _join(path, slot), _tuple_items(was))
+                yield Place(now, partial(object.__setattr__, value, slot), joined(path, slot), _tuple_items(was))
         for function, was, _ in self._functions:
             if function.__defaults__ is not None and moved(function.__defaults__, was):
                 put = partial(setattr, function, "__defaults__")
@@ -300,7 +301,7 @@ def _places_of_new(place: Place, there: set[int], deep: int = 3) -> Iterator[Pla
     for name in names:
         if hasattr(value, name):
             put = partial(object.__setattr__, value, name)
-            inner = Place(getattr(value, name), put, _join(place.path, name))
+            inner = Place(getattr(value, name), put, joined(place.path, name))
             yield inner
             yield from _places_of_new(inner, there, deep - 1)
 
@@ -309,7 +310,7 @@ def _places_in(container: Any, items: list[Any], path: str, moved: Callable[[Any
     if isinstance(container, dict):
         before = dict(zip(items[::2], items[1::2], strict=True))
         for key in [key for key, now in items_of(container) if moved(now, before.get(key, _MISSING))]:
-            yield Place(dict.__getitem__(container, key), partial(dict.__setitem__, container, key), f"{path}.{key}")
+            yield Place(dict.__getitem__(container, key), partial(dict.__setitem__, container, key), joined(path, key))
     elif isinstance(container, list):
         for at, now in enumerate(parts_of(container)):
             if moved(now, items[at] if at < len(items) else _MISSING):
@@ -345,10 +346,6 @@ def _put_slot(value: Any, slot: str, was: Any) -> None:
         object.__delattr__(value, slot)
     else:
         object.__setattr__(value, slot, was)
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
 
 
 def _is_other(now: Any, was: Any) -> bool:

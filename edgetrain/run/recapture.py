@@ -1,8 +1,8 @@
 """The net below the comparison of Python's objects: now and then a step is captured again, and must be the same.
 
 In:  how many steps have been made, and the capture in use.
-Out: a UserError that names the first op that differs. After 2, 4 and 8 steps, and then after each doubling where it
-     takes at most `MAX_SHARE` of the time since the first step.
+Out: a UserError that names the first op that differs. After 2, 4, 8, … steps; but not before all of it takes at most
+     `FREE_S`, or `MAX_SHARE` of the time since the first step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgetrain.errors import UserError
 from edgetrain.graph import foretold
 from edgetrain.graph.capture import Captured
 
-ALWAYS = 8  # steps, up to which the time is not looked at
+FREE_S = 0.5
 MAX_SHARE = 0.01
 
 
@@ -29,7 +29,7 @@ class Recapture:
         if steps < self._next:
             return
         begin_s = time.perf_counter()
-        if steps > ALWAYS and self.spent_s + self._last_s > MAX_SHARE * (begin_s - self._begin_s):
+        if self.spent_s + self._last_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):
             return
         # What was learnt from kernels meanwhile makes another graph of the same step.
         difference = captured.difference() if captured.layouts == foretold.learnt() else None

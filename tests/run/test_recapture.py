@@ -1,0 +1,42 @@
+"""When a step is captured again: often while that is cheap, and never for more than 1 % of a long run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgetrain.graph import foretold
+from edgetrain.run import recapture
+from edgetrain.run.recapture import Recapture
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *, step_s: float, capture_s: float, steps: int) -> list[int]:
+    """After which steps the step is captured again, by a clock of the test's own."""
+    now_s, after = 0.0, list[int]()
+    monkeypatch.setattr(recapture, "time", SimpleNamespace(perf_counter=lambda: now_s))
+
+    def difference() -> None:
+        nonlocal now_s
+        now_s += capture_s
+        after.append(step)
+
+    captured: Any = SimpleNamespace(layouts=foretold.learnt(), difference=difference)
+    net = Recapture()
+    for step in range(steps):
+        net.require_same(captured, step)
+        now_s += step_s
+    assert net.spent_s == pytest.approx(capture_s * len(after))
+    return after
+
+
+def test_a_small_step_is_captured_again_at_each_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, step_s=0.001, capture_s=0.02, steps=300) == [2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_a_large_one_waits_until_it_is_one_percent_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    after = asked(monkeypatch, step_s=1.0, capture_s=1.0, steps=2000)
+    assert after[0] == 2
+    assert all(n + number >= 100 * (number + 1) for number, n in enumerate(after) if number)
+    assert after[-1] > 1000
