@@ -43,11 +43,16 @@ class Interval:
 def median_interval(values: Sequence[float]) -> Interval:
     """Median with a 95 % interval from order statistics. Below six values it is the whole range, and covers less."""
     ordered, n = sorted(_checked(values)), len(values)
-    rank, tail = 0, 0.5**n
-    while rank < n // 2 and tail + math.comb(n, rank + 1) * 0.5**n <= (1 - LEVEL) / 2:
+    rank, tail = 0, _share_of_subsets(n, 0)
+    while rank < n // 2 and tail + _share_of_subsets(n, rank + 1) <= (1 - LEVEL) / 2:
         rank += 1
-        tail += math.comb(n, rank) * 0.5**n
+        tail += _share_of_subsets(n, rank)
     return Interval(statistics.median(ordered), ordered[rank], ordered[n - 1 - rank])
+
+
+def _share_of_subsets(n: int, size: int) -> float:
+    """Of all subsets of n values those of this size, by logarithms: the counts themselves are beyond a float."""
+    return math.exp(math.lgamma(n + 1) - math.lgamma(size + 1) - math.lgamma(n - size + 1) - n * math.log(2))
 
 
 def ratio_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:

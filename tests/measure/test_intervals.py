@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -37,6 +38,14 @@ def test_a_median_of_order_statistics() -> None:
     assert median_interval([float(n) for n in range(1, 11)]) == Interval(5.5, 2.0, 9.0)
     assert median_interval([3.0, 1.0, 2.0]) == Interval(2.0, 1.0, 3.0)
     assert median_interval([7.0]) == Interval(7.0, 7.0, 7.0)
+
+
+@pytest.mark.parametrize("n", [6, 25, 100, 1000, 1100, 5000])
+def test_the_ranks_of_a_median_are_exact_for_any_number_of_values(n: int) -> None:
+    """Whole numbers here; a profile of small steps has thousands."""
+    subsets = list(accumulate(math.comb(n, size) for size in range(n // 2 + 1)))
+    rank = max(size for size, count in enumerate(subsets) if 1000 * count <= 25 * 2**n)
+    assert median_interval([float(value) for value in range(n)]) == Interval((n - 1) / 2, rank, n - 1 - rank)
 
 
 @pytest.mark.parametrize("kind", ["normal", "exponential", "standard_cauchy"])
