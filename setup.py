@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 PURELIB = Path(sysconfig.get_path("purelib"))
 PLAIN = [
     Extension(f"edgetrain.native._{name}", [f"edgetrain/native/{name}.c"], extra_compile_args=["-O2"], optional=True)
-    for name in ("same", "ticks")
+    for name in ("marks", "same", "ticks")
 ]
 
 

@@ -43,7 +43,8 @@ from edgetrain.measure.timeline import Timeline
 from edgetrain.run.memory import MemoryTrace, allocated_peak
 from edgetrain.run.step import Step
 
-INFERENCES = 7  # forward passes that are timed; the first ones are left out
+INFERENCES = 7  # forward passes that are timed at least; the first ones are left out
+MOST_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few of short ones tell little
 INFERENCES_LEFT_OUT = 2
 _NOT_HAD: Origin = "unavailable"
 
@@ -360,7 +361,7 @@ def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: Mem
 
     times: list[float] = []
     grown = allocated_peak(forward)
-    for _ in range(INFERENCES - 1):
+    while len(times) < INFERENCES or (len(times) < MOST_INFERENCES and sum(times) < INFERENCES_S):
         forward()
     taken = median_interval(times[INFERENCES_LEFT_OUT:])
     trained = median_interval(measured.timeline.step_s.tolist())

@@ -113,12 +113,13 @@ def measure(
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Measured:
     how = protocol or Protocol()
-    with Sampler(sources, folder, how.period_s, seed=how.seed) as sampler:
-        idle = _idle(how, on_progress)
-        steady, warm_up_s = _warm_up(step, batch, how, on_progress)
-        measured, tracer = _measured(step, batch, folder, how, on_progress)
-    timeline = tracer.result()
-    blocks = _blocks(step, batch, sources, how, float(statistics.median(timeline.step_s)), on_progress)
+    with step.not_captured_again():
+        with Sampler(sources, folder, how.period_s, seed=how.seed) as sampler:
+            idle = _idle(how, on_progress)
+            steady, warm_up_s = _warm_up(step, batch, how, on_progress)
+            measured, tracer = _measured(step, batch, folder, how, on_progress)
+        timeline = tracer.result()
+        blocks = _blocks(step, batch, sources, how, float(statistics.median(timeline.step_s)), on_progress)
     return Measured(
         timeline, read_samples(folder), sampler.summary, idle, measured, tuple(warm_up_s), steady, blocks
     )  # fmt: skip

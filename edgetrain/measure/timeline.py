@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import PHASES, Graph, Phase
 from edgetrain.measure.record import Fields, explained, read_json, read_whole, write_atomic
+from edgetrain.native.marks import Marks as Marker
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
@@ -45,7 +45,7 @@ MOST_OPS = 1_000_000
 KEPT_EVERY_S = 1.0  # rows are written together: a file that is opened for each takes as long as a small op
 
 Why = Literal["first", "recomputed", "paged"]
-Marks: TypeAlias = "array[int]"  # place, nanoseconds, place, nanoseconds, …; ~place where an op ends
+Marks: TypeAlias = NDArray[np.int64]  # place, nanoseconds, place, nanoseconds, …; ~place where an op ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class Tracer:
         clock.begin()
         began = time.monotonic_ns()
         loss = self._step.timed(clock.mark, *batch)
-        clock.settle()
-        self._take(began, time.monotonic_ns(), clock.marks, self._step.used)
+        marks = clock.settle()
+        self._take(began, time.monotonic_ns(), marks, self._step.used)
         return loss
 
     def keep(self) -> None:
@@ -133,7 +133,7 @@ class Tracer:
     def _take(self, began: int, ended: int, marks: Marks, step: CompiledStep | MicroStep) -> None:
         """As little as can be while steps are measured: a row is made of the marks later."""
         if self._places is None:
-            self._places = places = np.frombuffer(marks, dtype=np.int64)[::2]
+            self._places = places = marks[::2]
             self._ops = tuple(_ops(places.tolist(), step))
             self._begins, self._ends = np.flatnonzero((places >= 0) & (places != PART)), np.flatnonzero(places < 0)
             self._write_ops()
@@ -143,10 +143,9 @@ class Tracer:
 
     def _row(self, began: int, ended: int, marks: Marks) -> NDArray[np.int64] | None:
         """None where the step ran other ops than the first one."""
-        table = np.frombuffer(marks, dtype=np.int64)
-        if self._places is None or not np.array_equal(table[::2], self._places):
+        if self._places is None or not np.array_equal(marks[::2], self._places):
             return None
-        times = table[1::2]
+        times = marks[1::2]
         return np.concatenate([(began, ended), times[self._begins], times[self._ends]])
 
     def _write_ops(self) -> None:
@@ -160,24 +159,18 @@ class _Clock:
     """Marks of a step: of this processor's clock, or events of a GPU, which are turned into times by `settle`."""
 
     def __init__(self, graph: Graph) -> None:
-        self.marks: Marks = array("q")
         self._device = next((s.device for s in graph.storages if s.device.startswith("cuda")), None)
         self._events: list[
             torch.cuda.Event
         ] = []  # used again by every step: to make one takes longer than to record it
         self._places: list[int] = []
+        self._marks = Marker()
         self.mark: Callable[[int], None] = self._by_event
 
     def begin(self) -> None:
-        self.marks = array("q")
         if self._device is None:
-            append, now = self.marks.append, time.monotonic_ns
-
-            def mark(place: int) -> None:  # hundreds of times a step: nothing but this
-                append(place)
-                append(now())
-
-            self.mark = mark
+            self._marks = Marker()
+            self.mark = self._marks.mark
             return
         torch.cuda.synchronize(self._device)
         self._places.clear()
@@ -192,11 +185,16 @@ class _Clock:
         self._events[len(self._places)].record()
         self._places.append(place)
 
-    def settle(self) -> None:
-        if self._device is not None:
-            torch.cuda.synchronize(self._device)
-            for place, event in zip(self._places, self._events, strict=False):
-                self.marks.extend((place, self._first_ns + round(1e6 * self._first.elapsed_time(event))))
+    def settle(self) -> Marks:
+        """All marks of the step, which is over."""
+        if self._device is None:
+            return np.frombuffer(bytes(self._marks), dtype=np.int64)
+        torch.cuda.synchronize(self._device)
+        times = [
+            round(1e6 * self._first.elapsed_time(event)) for event, _ in zip(self._events, self._places, strict=False)
+        ]
+        pairs = [(place, self._first_ns + time_ns) for place, time_ns in zip(self._places, times, strict=True)]
+        return np.array(pairs, dtype=np.int64).ravel()
 
 
 def _ops(places: Sequence[int], step: CompiledStep | MicroStep) -> list[OpRun]:

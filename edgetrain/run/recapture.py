@@ -23,10 +23,11 @@ class Recapture:
         self.spent_s = 0.0
         self._last_s = 0.0
         self._next = 2
+        self.paused = False
 
     def require_same(self, captured: Captured, steps: int) -> None:
         """Refuse a step that would be captured otherwise by now; `steps` have been made."""
-        if steps < self._next:
+        if self.paused or steps < self._next:
             return
         begin_s = time.perf_counter()
         if self.spent_s + self._last_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):

@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -229,6 +230,16 @@ class Step:
     def recapturing_s(self) -> float:
         """What capturing the step again now and then, to compare it, has taken of the time so far."""
         return self._recapture.spent_s
+
+    @contextmanager
+    def not_captured_again(self) -> Iterator[None]:
+        """Within the block steps are not captured again now and then, which takes as long as several small ones: for
+        what measures a step."""
+        before, self._recapture.paused = self._recapture.paused, True
+        try:
+            yield
+        finally:
+            self._recapture.paused = before
 
     @property
     def grad_norm(self) -> float | None:

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import edgetrain as et
 from edgetrain.graph import foretold
 from edgetrain.run import recapture
 from edgetrain.run.recapture import Recapture
@@ -40,3 +42,14 @@ def test_a_large_one_waits_until_it_is_one_percent_of_the_time(monkeypatch: pyte
     assert after[0] == 2
     assert all(n + number >= 100 * (number + 1) for number, n in enumerate(after) if number)
     assert after[-1] > 1000
+
+
+def test_what_is_measured_is_not_captured_again() -> None:
+    model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    step = et.prepare(model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1), (x,))
+    with step.not_captured_again():
+        for _ in range(9):
+            step(x)
+    assert step.recapturing_s == 0.0
+    step(x)
+    assert step.recapturing_s > 0.0
