@@ -15,13 +15,14 @@ from edgetrain.graph.capture import Captured
 
 FREE_S = 0.5
 MAX_SHARE = 0.01
+SLOWER = 1.5  # than any before it the next capture may be
 
 
 class Recapture:
     def __init__(self) -> None:
         self._begin_s = time.perf_counter()
         self.spent_s = 0.0
-        self._last_s = 0.0
+        self._slowest_s = 0.0
         self._next = 2
         self.paused = False
 
@@ -30,7 +31,7 @@ class Recapture:
         if self.paused or steps < self._next:
             return
         begin_s = time.perf_counter()
-        if self.spent_s + self._last_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):
+        if self.spent_s + SLOWER * self._slowest_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):
             return
         # What was learnt from kernels meanwhile makes another graph of the same step.
         difference = captured.difference() if captured.layouts == foretold.learnt() else None
@@ -41,7 +42,8 @@ class Recapture:
                 received=difference,
                 next_step="call et.prepare again after such a change, or keep what changes in attributes and variables",
             )
-        self._last_s = time.perf_counter() - begin_s
-        self.spent_s += self._last_s
+        took_s = time.perf_counter() - begin_s
+        self._slowest_s = max(self._slowest_s, took_s)
+        self.spent_s += took_s
         while self._next <= steps:
             self._next *= 2

@@ -44,6 +44,23 @@ def test_a_large_one_waits_until_it_is_one_percent_of_the_time(monkeypatch: pyte
     assert after[-1] > 1000
 
 
+def test_a_capture_that_takes_longer_than_those_before_is_within_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, took_s = 0.0, iter([0.3, 0.43, 0.6, 0.8])
+    monkeypatch.setattr(recapture, "time", SimpleNamespace(perf_counter=lambda: now_s))
+
+    def difference() -> None:
+        nonlocal now_s
+        now_s += next(took_s, 0.8)
+
+    captured: Any = SimpleNamespace(layouts=foretold.learnt(), difference=difference)
+    net = Recapture()
+    for step in range(2000):
+        net.require_same(captured, step)
+        now_s += 0.2
+        assert net.spent_s <= max(recapture.FREE_S, recapture.MAX_SHARE * now_s)
+    assert net.spent_s > 2.0
+
+
 def test_what_is_measured_is_not_captured_again() -> None:
     model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
     step = et.prepare(model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1), (x,))
