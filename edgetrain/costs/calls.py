@@ -24,6 +24,7 @@ import torch
 from edgetrain.costs.table import Way
 from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
+from edgetrain.native.signals import raised_by_handler
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import replay
 
@@ -196,6 +197,8 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
         try:
             return kernel(*given, **named)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             for fill in (_half, _unit):
                 with contextlib.suppress(Exception):
                     for tensor in tensors.values():

@@ -35,6 +35,7 @@ from edgetrain.graph.ir import Graph, Op, from_json, to_json
 from edgetrain.graph.modes import Surroundings
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena, malloc, reports
+from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
 from edgetrain.ops.call import without_autocast
 from edgetrain.ops.update import overwrites_gradient
@@ -286,6 +287,8 @@ def _events_of(graph: Graph, call: calls.Call, pool: calls.Pool, room: int | Non
     try:
         return _events(work, kept, cuda=cuda)
     except Exception as error:
+        if raised_by_handler(error):
+            raise
         raise UserError(
             f"{call.op.name} ({call.op.kind}) cannot be measured on its own: {str(error).splitlines()[0]}",
             next_step="train without a budget, or write this part of the model otherwise",

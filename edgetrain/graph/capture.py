@@ -44,12 +44,14 @@ from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.observe import Observed, observed, stop_observing
 from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, is_a
 from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
+from edgetrain.graph.recording_signals import RecordingSignals
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import require_trainable
 from edgetrain.graph.signature import Signature, first_difference, signature_of
 from edgetrain.graph.steady import record_twice, refuse_calls
 from edgetrain.graph.verify import verify
 from edgetrain.graph.watch import Watch
+from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
 
 Loss = Callable[..., torch.Tensor]
@@ -132,10 +134,13 @@ def _captured_inference(model: nn.Module, example: tuple[Any, ...]) -> Graph:
     with ONE_AT_A_TIME, evaluating(model):
         reach = _reach((model, "model"))
 
-        def make() -> _Capture:
-            return _Capture(model, reach, example, "preserve")
+        def work(signals: RecordingSignals) -> Graph:
+            def make() -> _Capture:
+                return _Capture(model, reach, example, "preserve", signals)
 
-        return _recorded(model, make, _Capture.record_inference, [Before(reach)], ((model, "model"),)).inference()
+            return _recorded(model, make, _Capture.record_inference, [Before(reach)], ((model, "model"),)).inference()
+
+        return _with_signals_held(work)
 
 
 def capture_with_externals(
@@ -164,17 +169,17 @@ def capture_with_externals(
     roots = ((model, "model"), (loss, "loss"))
     likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
 
-    def record(times: int, like: _Result | None = None) -> _Capture:
+    def record(signals: RecordingSignals, times: int, like: _Result | None = None) -> _Capture:
         with ONE_AT_A_TIME:
-            return recorded(times, like)
+            return recorded(signals, times, like)
 
-    def recorded(times: int, like: _Result | None) -> _Capture:
+    def recorded(signals: RecordingSignals, times: int, like: _Result | None) -> _Capture:
         reach = _reach(*roots)
         everything = (*roots, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
 
         def make() -> _Capture:
-            work = _Capture(model, reach, likes, memory_format)
+            work = _Capture(model, reach, likes, memory_format, signals)
             if like is not None:
                 work.expect(like.signature, like.seen)
             return work
@@ -185,14 +190,18 @@ def capture_with_externals(
         return _recorded(model, make, record_one, before, everything, times)
 
     def here() -> _Result:
-        work = record(2)
-        graph = work.training(optimizer, trained, unused)
-        return _Result(graph, work.seen, work.signature, work.externals)
+        def whole(signals: RecordingSignals) -> _Result:
+            work = record(signals, 2)
+            graph = work.training(optimizer, trained, unused)
+            return _Result(graph, work.seen, work.signature, work.externals)
+
+        return _with_signals_held(whole)
 
     result = _result_apart(here, _reach(*roots)) if apart else here()
 
     def difference() -> str | None:
-        return first_difference(result.signature, record(1, result).signature)
+        again = _with_signals_held(lambda signals: record(signals, 1, result).signature)
+        return first_difference(result.signature, again)
 
     def difference_apart() -> str | None:
         found: str | None = _in_a_process(difference)
@@ -277,6 +286,17 @@ def _reach(*roots: tuple[Any, str]) -> Reach:
     return reach
 
 
+def _with_signals_held(work: Callable[[RecordingSignals], T]) -> T:
+    """What `work` returns; what came meanwhile and could not be handled there is handled after it."""
+    signals = RecordingSignals()
+
+    def begin() -> T:
+        signals.start()
+        return work(signals)
+
+    return surely(begin, signals.release)
+
+
 def _in_a_process(work: Callable[[], Any]) -> Any:
     """Plain data that `work` returns, from a copy of this process."""
 
@@ -328,11 +348,18 @@ def _without_fused_recurrence(model: nn.Module) -> Iterator[None]:
 class _Capture:
     """The work of one capture; `externals` is filled on the way."""
 
-    def __init__(self, model: nn.Module, reach: Reach, example: Sequence[Any], memory_format: MemoryFormat) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        reach: Reach,
+        example: Sequence[Any],
+        memory_format: MemoryFormat,
+        signals: RecordingSignals,
+    ) -> None:
         self.model = model
         self.reach = reach
         self.modules = {id(module): name for name, module in model.named_modules()}
-        self.recorder = Recorder(self.modules, type(model).__name__)
+        self.recorder = Recorder(self.modules, type(model).__name__, signals)
         self.externals: dict[str, torch.Tensor] = {}
         self.batch = [
             self.recorder.fake_input(item) if isinstance(item, torch.Tensor | Like) else item for item in example
@@ -430,6 +457,8 @@ class _Capture:
         except EdgetrainError:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             refuse_calls(self.seen)
             raise _explain(error, self.recorder.module, self.model, self.batch) from error
         finally:

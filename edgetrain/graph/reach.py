@@ -37,6 +37,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from edgetrain.graph.installed import installed
 from edgetrain.graph.observe import Observed, code_of, names_in
+from edgetrain.native.signals import raised_by_handler
 
 Trail = list[tuple[Any, ...]]
 
@@ -159,6 +160,8 @@ class Reach:
             self.trail.append((path, *self._described(value)))
             self._visit(value, path)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if isinstance(error, RuntimeError) and "during iteration" in str(error):  # another thread changes it
                 raise
             self.trail.append((path, type(value), id(value)))

@@ -34,6 +34,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import batches, foretold
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 from edgetrain.graph.observe import paused
+from edgetrain.graph.recording_signals import RecordingSignals
 
 aten = torch.ops.aten
 
@@ -152,7 +153,7 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, steps: Any, length
 class Recorder(TorchDispatchMode):
     """Writes down each kernel call. Use it inside its fake mode: `with recorder.active(): …`."""
 
-    def __init__(self, modules: Mapping[int, str], outermost: str) -> None:
+    def __init__(self, modules: Mapping[int, str], outermost: str, signals: RecordingSignals) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ahead: Ahead | None = None  # what is known already of the calls to come
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
@@ -161,6 +162,7 @@ class Recorder(TorchDispatchMode):
         self.kept: set[int] = set()  # their numbers, as far as they were met
         self.phase: Phase = "forward"
         self._names, self._outermost = modules, outermost
+        self._signals = signals
         self._stack: list[str] = []
         self._number_of: dict[int, int] = {}
         self._places: dict[int, tuple[Any, ...]] = {}  # number → where it lies
@@ -327,6 +329,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # autograd asks for it several times at each of its nodes
+        self._signals.deliver()
         with paused():
             return self._dispatched(func, args, kwargs or {})
 

@@ -27,6 +27,7 @@ from edgetrain.graph.observe import Observed
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import settings
 from edgetrain.graph.signature import Signature, first_difference
+from edgetrain.native.signals import raised_by_handler
 
 MOST_CAPTURES = 12  # where something moves each time; from the fourth on, while they took
 MOST_S = 0.5  # less than this
@@ -100,7 +101,9 @@ def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before:
     try:
         try:
             record(again)
-        except UserError:
+        except UserError as error:
+            if raised_by_handler(error):
+                raise
             _unwatch(before)
             again = make()
             record(again)

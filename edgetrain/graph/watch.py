@@ -43,6 +43,7 @@ from edgetrain.graph.reach import (
     target_of,
 )
 from edgetrain.native import same
+from edgetrain.native.signals import raised_by_handler
 
 Root = tuple[Any, str]
 _MISSING = object()
@@ -84,8 +85,9 @@ class Watch:
             try:
                 trail = self._walk().trail
                 break
-            except RuntimeError:  # another thread changes a container
-                continue
+            except RuntimeError as error:  # another thread changes a container
+                if raised_by_handler(error):
+                    raise
         else:
             return ["an object that another thread changes"]
         different = [now[0] for now, was in zip(trail, self._trail, strict=False) if now != was]
@@ -214,7 +216,10 @@ class Watch:
                 and self._folder() == self._at
                 and self._weak_holds()
             )
-        except (KeyError, IndexError, ValueError, RuntimeError):  # something is gone, or changes at this moment
+        except (KeyError, IndexError, ValueError, RuntimeError) as error:
+            # Something is gone, or changes at this moment.
+            if raised_by_handler(error):
+                raise
             return False
 
     def _same_items(self) -> bool:

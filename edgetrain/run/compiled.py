@@ -43,7 +43,7 @@ from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let
 from edgetrain.run.indices import out_of_range
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
-from edgetrain.run.undo import HeldSignals, Undo
+from edgetrain.run.undo import StepSignals, Undo
 
 A_TRANSFER = "a transfer failed"
 _ATTEMPT = 6  # where it is among what a program is given: there it is what holds signals back
@@ -148,7 +148,7 @@ class _Attempt:
     now: _Now
     undo: Undo
     watch: arena.Watch | None
-    interrupt: HeldSignals = field(default_factory=HeldSignals)
+    interrupt: StepSignals = field(default_factory=StepSignals)
     before: Before = field(default_factory=list)
     given: tuple[Any, ...] = ()
     noted: bool = False

@@ -24,6 +24,7 @@ from torch import nn
 from edgetrain.graph.capture import MemoryFormat
 from edgetrain.graph.optimizers import kind_of, rounds
 from edgetrain.graph.reach import is_a
+from edgetrain.native.signals import raised_by_handler
 from edgetrain.plan.plan import Exact
 
 ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,7 +55,9 @@ def _is_compiled(part: Any, seen: set[int], depth: int) -> bool:
     seen.add(id(part))
     try:
         return any(_is_compiled(called, seen, depth - 1) for called in _called(part))
-    except Exception:  # a proxy, or a container of the user's, that raises when it is looked at
+    except Exception as error:  # a proxy, or a container of the user's, that raises when it is looked at
+        if raised_by_handler(error):
+            raise
         return False
 
 

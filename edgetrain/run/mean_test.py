@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from edgetrain.graph.modes import Surroundings
+from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
 from edgetrain.run.checkpoint import rng_preserved
 
@@ -49,7 +50,9 @@ def why_no_mean(
             own = copy.deepcopy(model).double()
             wide = tuple(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in four)
             return _compared(own, loss, wide, cut, evaluate=evaluate)
-        except Exception:  # whatever it was, it is seen again below if the copy was not to blame
+        except Exception as error:  # whatever it was, it is seen again below if the copy was not to blame
+            if raised_by_handler(error):
+                raise
             return surely(lambda: _compared(model, loss, four, cut, evaluate=evaluate), _as_now(model))
 
 

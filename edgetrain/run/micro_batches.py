@@ -32,6 +32,7 @@ from edgetrain.graph.capture import Captured
 from edgetrain.graph.ir import Atom, Graph, Ref, Value
 from edgetrain.graph.mean_loss import Check, sample_items
 from edgetrain.native import arena
+from edgetrain.native.signals import HeldSignals, raised_by_handler
 from edgetrain.native.surely import surely
 from edgetrain.ops import call
 from edgetrain.plan.budget import show_bytes
@@ -42,7 +43,7 @@ from edgetrain.run.compile import PART
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.mean_test import why_no_mean
 from edgetrain.run.memory import MemoryTrace
-from edgetrain.run.undo import HeldSignals, Undo
+from edgetrain.run.undo import Undo
 
 Batch = tuple[Any, ...]
 LAST = 0
@@ -308,6 +309,8 @@ class MicroBatches:
         except EdgetrainError:
             raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             first = str(error).strip().splitlines()
             raise UserError(
                 "the loss cannot be run on single samples of the batch, so it cannot be told whether it is a mean over "

@@ -8,14 +8,11 @@ memory, and signals are held back until they are through.
 
 from __future__ import annotations
 
-import signal
-import threading
 from types import FrameType
-from typing import Any
 
 import torch
 
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+from edgetrain.native.signals import HeldSignals
 
 
 class Undo:
@@ -51,61 +48,26 @@ class Undo:
         self._copies.clear()
 
 
-class HeldSignals:
-    """Holds the signals that Python code handles, Ctrl-C among them, from `start` to `release`: a handler may raise.
-
-    While `open`, and until `hold`, they come through at once: then the step can be taken back. Those that were held
-    come with `release`. All of it may be called again where something interrupted it.
-
-    Python runs handlers in the main thread only, so elsewhere there is nothing to hold.
-    """
+class StepSignals(HeldSignals):
+    """While `open`, and until `hold`, they come through at once: then the step can be taken back."""
 
     def __init__(self) -> None:
-        self._before: dict[int, Any] = {}
-        self._came: list[int] = []
+        super().__init__()
         self.open = False
         self.holding = False
-
-    def start(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in _SIGNALS:
-            handler = signal.getsignal(number)
-            if callable(handler) and number not in self._before:
-                self._before[number] = handler
-                signal.signal(number, self._note)
 
     def hold(self) -> None:
         """From here on nothing comes through."""
         self.holding = True
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.open and not self.holding and callable(self._before.get(number)):
-            self.open = False  # one is enough: what comes while the step is taken back waits
-            try:
-                self._before[number](number, frame)
-            finally:
-                self._take_again(number)
-            self.open = True
-        else:
-            self._came.append(number)
+    def comes_through(self, frame: FrameType | None) -> bool:
+        return self.open and not self.holding
 
-    def _take_again(self, number: int) -> None:
-        """A handler may have put another in its place, for the time after."""
-        now = signal.getsignal(number)
-        if now != self._note:
-            self._before[number] = now
-            signal.signal(number, self._note)
+    def call(self, number: int, frame: FrameType | None) -> None:
+        self.open = False  # one is enough: what comes while the step is taken back waits
+        super().call(number, frame)
+        self.open = True
 
     def release(self) -> None:
         self.open = self.holding = False
-        for number, handler in list(self._before.items()):
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, handler)
-            self._before.pop(number, None)
-        while self._came:
-            number = self._came.pop(0)
-            try:
-                signal.raise_signal(number)
-            finally:
-                self.release()  # the others, where this one raised
+        super().release()

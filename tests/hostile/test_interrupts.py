@@ -15,6 +15,7 @@ import ctypes
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -460,6 +461,55 @@ def test_signals_from_outside_at_any_moment(kind: Kind) -> None:
     subject.back()
     subject.step(*subject.batch)
     require_one_of(subject, [subject.before, after], 1, "the step after")
+
+
+PRESSED = """
+import random, signal, sys, threading, time
+import torch
+from torch import nn
+import edgetrain as et
+
+class Alarm(Exception):
+    pass
+
+def alarm(number, frame):
+    raise Alarm
+
+signal.signal(signal.SIGALRM, alarm)
+torch.set_num_threads(1)
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh())])
+optimizer, x, draw = torch.optim.Adam(model.parameters()), torch.randn(8, 16), random.Random(int(sys.argv[1]))
+
+def prepared():
+    et.prepare(model, lambda model, x: model(x).square().mean(), optimizer, (x,))
+
+prepared()
+begin = time.perf_counter()
+prepared()
+took, met = time.perf_counter() - begin, 0
+for number in range(int(sys.argv[2])):
+    kind = (KeyboardInterrupt, Alarm)[number % 2]
+    try:
+        if kind is KeyboardInterrupt:
+            at = threading.Timer(draw.random() * took * 0.8, signal.raise_signal, (signal.SIGINT,))
+            at.start()
+        else:
+            signal.setitimer(signal.ITIMER_REAL, draw.random() * took * 0.8)
+        prepared()
+        time.sleep(3 * took)
+        raise SystemExit(f"press {number} was lost")
+    except kind:
+        met += 1
+print(met)
+"""
+
+
+def test_presses_while_a_step_is_captured() -> None:
+    """In code of PyTorch that may not throw too, where an exception would end the process or be lost."""
+    presses = max(40, PLACES)
+    words = [sys.executable, "-c", PRESSED, "7", str(presses)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, f"{presses}\n"), done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("name", ["early", "guarded", "micro-batches"])
