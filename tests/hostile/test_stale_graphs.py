@@ -550,7 +550,7 @@ OUTSIDE: dict[str, tuple[Callable[[Any], float], Callable[[pytest.MonkeyPatch], 
     "global function": (lambda m: helper(), lambda p: p.setitem(globals(), "helper", other_helper)),
     "builtin": (lambda m: float(abs(-1.0)), lambda p: p.setattr(builtins, "abs", lambda v: 2.0)),
     "global before a builtin": (lambda m: float(round(1.2)), lambda p: p.setitem(globals(), "round", lambda v: 2.0)),
-    "by globals()": (lambda m: globals()["SC" + "ALE"], lambda p: p.setitem(globals(), "SCALE", 2.0)),
+    "by globals()": (lambda m: globals()["".join(["SC", "ALE"])], lambda p: p.setitem(globals(), "SCALE", 2.0)),
     "own module": (lambda m: sys.modules[__name__].SCALE, lambda p: p.setitem(globals(), "SCALE", 2.0)),
     "environment": (lambda m: float(os.environ.get("SCALE", "1")), lambda p: p.setenv("SCALE", "2")),
     "getenv": (lambda m: float(os.getenv("SCALE") or 1), lambda p: p.setenv("SCALE", "2")),
@@ -636,6 +636,31 @@ class Twice(nn.Module):
         return x * 2
 
 
+class Scaled(nn.Parameter):
+    scale = 3.0
+
+
+class Third(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self) -> Any:
+        return self.scale * getattr(self.scale, "k", 1.0)
+
+
+def parts(m: Any) -> Any:
+    """What the model scales with."""
+    return getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0) * m.third()
+
+
+def with_a_third(read: Callable[[Any], Any]) -> Any:
+    model: Any = Net(read)
+    model.third = Third()
+    model.second.weight.register_hook(lambda g: g)
+    return model
+
+
 def hook_gradient(gradient: Tensor) -> Tensor:
     return gradient * 2
 
@@ -667,6 +692,16 @@ MODELS: dict[str, Callable[[Any], object]] = {
     "shared data": lambda m: setattr(m.first.bias, "data", m.first.weight.data[0]),
     "attribute of a parameter": lambda m: setattr(m.first.weight, "scale", 3.0),
     "bias removed": lambda m: setattr(m.first, "bias", None),
+    "other dict of parameters": lambda m: setattr(
+        m.first, "_parameters", {"weight": nn.Parameter(torch.eye(3)), "bias": m.first.bias}),
+    "other dict of buffers": lambda m: setattr(m.third, "_buffers", {"scale": torch.full((2,), 3.0)}),
+    "other dict of buffers, of another type": lambda m: setattr(m.third, "_buffers", {"scale": torch.ones(1)}),
+    "other dict of modules": lambda m: setattr(m, "_modules", {**m._modules, "first": Twice()}),
+    "other dict of hooks": lambda m: setattr(m.first, "_forward_hooks", {0: lambda _m, _a, out: out * 2}),
+    "other hooks of a parameter": lambda m: setattr(
+        m.second.weight, "_backward_hooks", collections.OrderedDict({0: hook_gradient})),
+    "class of a parameter": lambda m: setattr(m.first.weight, "__class__", Scaled),
+    "attribute of a buffer": lambda m: setattr(m.third.scale, "k", 3.0),
 }  # fmt: skip
 
 
@@ -674,7 +709,7 @@ MODELS: dict[str, Callable[[Any], object]] = {
 def test_a_model_that_is_changed(name: str) -> None:
     def make() -> Case:
         torch.manual_seed(3)  # spectral norm draws
-        model = Net(lambda m: getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0))
+        model = with_a_third(parts)
         return Case(model, mean_square, lambda: MODELS[name](model))
 
     agrees(make)
@@ -684,7 +719,7 @@ def test_a_model_that_is_changed(name: str) -> None:
 def test_a_model_that_has_it_from_the_start(name: str) -> None:
     def make() -> Case:
         torch.manual_seed(3)  # spectral norm draws
-        model = Net(lambda m: getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0))
+        model = with_a_third(parts)
         MODELS[name](model)
         return Case(model, mean_square, lambda: None)
 
