@@ -42,6 +42,7 @@ from edgetrain.graph.reach import (
     state_of,
     target_of,
 )
+from edgetrain.graph.settings import function_modes
 from edgetrain.native import same
 
 Root = tuple[Any, str]
@@ -103,6 +104,8 @@ class Watch:
         reach = Reach(self._observed, narrow=self._narrow)
         for value, path in self._roots:
             reach.add(value, path)
+        for number, mode in enumerate(function_modes()):
+            reach.add(mode, f"mode.{number}")
         for number, group in enumerate(self._groups):
             reach.add(group["params"], f"optimizer.{number}")
         if self._optimizer is not None:
@@ -138,6 +141,7 @@ class Watch:
         reach = self._walk()
         self._trail, self._alive, self._registered = reach.trail, reach.alive, get_cache_token()
         self._at = self._folder()
+        self._modes = function_modes()
         self._look_at_names(reach)
         self._look_at_objects(reach)
         self._look_at_weak(reach)
@@ -212,6 +216,7 @@ class Watch:
                 and self._environment == self._variables
                 and get_cache_token() == self._registered
                 and self._folder() == self._at
+                and (len(now := function_modes()) == len(self._modes) and all(map(is_, now, self._modes)))
                 and self._weak_holds()
             )
         except (KeyError, IndexError, ValueError, RuntimeError):  # something is gone, or changes at this moment

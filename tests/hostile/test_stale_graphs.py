@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import builtins
 import collections
+import contextlib
 import contextvars
 import ctypes
 import datetime
@@ -39,6 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, prune
+from torch.overrides import TorchFunctionMode
 
 import edgetrain as et
 from edgetrain.errors import UserError
@@ -646,7 +648,8 @@ class Third(nn.Module):
         self.register_buffer("scale", torch.ones(2))
 
     def forward(self) -> Any:
-        return self.scale * getattr(self.scale, "k", 1.0)
+        scale: Any = self.scale
+        return scale * getattr(scale, "k", 1.0)
 
 
 def parts(m: Any) -> Any:
@@ -760,6 +763,83 @@ def test_parameters_in_another_order_in_the_optimizer() -> None:
         step(X)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), theirs.parameters(), strict=True))
     assert len(list(twin.parameters())) == 4
+
+
+class Mode(TorchFunctionMode):
+    """Around a step: it scales what `relu` gives."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.seen = scale, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * self.scale if func is F.relu else result
+
+
+class OtherMode(Mode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result + self.scale if func is F.relu else result
+
+
+AROUND: dict[str, list[Callable[[], Any]]] = {
+    "another": [lambda: [Mode(1.0)], lambda: [Mode(3.0)]],
+    "of another class": [lambda: [Mode(1.0)], lambda: [OtherMode(1.0)]],
+    "in another order": [lambda: [Mode(2.0), OtherMode(2.0)], lambda: [OtherMode(2.0), Mode(2.0)]],
+    "one more": [lambda: [Mode(2.0)], lambda: [Mode(2.0), Mode(2.0)]],
+    "none": [lambda: [Mode(2.0)], list],
+    "and a device": [lambda: [torch.device("cpu"), Mode(2.0)], lambda: [torch.device("cpu"), Mode(3.0)]],
+    "the same again": [lambda: [Mode(2.0)], lambda: [Mode(2.0)], lambda: [Mode(2.0)], lambda: [Mode(3.0)]],
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_modes_around_a_step(name: str) -> None:
+    losses: list[list[float]] = []
+    for ours in (False, True):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        step: Any = None
+        losses.append([])
+        for modes in AROUND[name]:
+            with contextlib.ExitStack() as around:
+                for mode in modes():
+                    around.enter_context(mode)
+                if ours:
+                    step = step or et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve")
+                    losses[-1].append(float(step(X)))
+                else:
+                    optimizer.zero_grad()
+                    value = mean_square(model, X)
+                    value.backward()
+                    optimizer.step()
+                    losses[-1].append(float(value.detach()))
+    assert losses[0] == losses[1]
+
+
+def test_an_attribute_of_a_mode_around_a_step() -> None:
+    mode = Mode(1.0)
+
+    def change() -> None:
+        mode.scale = 3.0
+
+    def make() -> Case:
+        mode.scale = 1.0
+        return Case(Net(), mean_square, change)
+
+    with mode:
+        assert agrees(make) == "same"
+
+
+def test_modes_that_are_entered_anew_make_no_captures() -> None:
+    model = Net()
+    with torch.device("cpu"), Mode(2.0):
+        step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.01), (X,))
+    for _ in range(6):
+        with torch.device("cpu"), Mode(2.0):
+            step(X)
+    assert step._captures == 1
 
 
 # ---- what moves by itself -----------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ READ = {
     "import as": "def read():\n import own_package.cfg as c\n return c.SCALE",
     "import of a package": "def read():\n import own_package.cfg\n return own_package.cfg.SCALE",
     "from package import": "def read():\n from own_package import cfg\n return cfg.SCALE",
-    "import_module": 'import importlib\ndef read(): return importlib.import_module("own_package." + "".join("cfg")).SCALE',
+    "import_module":
+        'import importlib\ndef read(): return importlib.import_module("own_package." + "".join("cfg")).SCALE',
     "import_module, relative":
         'import importlib\ndef read(): return importlib.import_module("." + "".join("cfg"), __package__).SCALE',
     "__import__": 'def read(): return __import__("own_package.cfg", fromlist=["cfg"]).SCALE',
@@ -56,7 +57,8 @@ READ = {
     "held": "from . import cfg\nclass Held: pass\nheld = Held()\nheld.cfg = cfg\ndef read(): return held.cfg.SCALE",
     "in a list": "from . import cfg\nheld = [cfg]\ndef read(): return held[0].SCALE",
     "as a default": "from . import cfg\ndef read(c=cfg): return c.SCALE",
-    "in a function in a function": "def read():\n def inner():\n  from . import cfg\n  return cfg.SCALE\n return inner()",
+    "in a function in a function":
+        "def read():\n def inner():\n  from . import cfg\n  return cfg.SCALE\n return inner()",
 }  # fmt: skip
 OWN = {
     "globals": f"SCALE = 1.0\ndef read(): return globals()[{JOINED}]",

@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import contextvars
+import copy
+import csv
 import ctypes
+import datetime
 import enum
 import functools
 import gc
 import heapq
 import io
+import json
+import logging
 import mmap
 import os
+import pickle
+import pprint
 import queue
 import random
 import resource
 import sqlite3
+import string
+import struct
 import sys
 import tempfile
 import time
@@ -37,6 +47,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import yaml
 from test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
 from torch import Tensor, nn
 
@@ -434,6 +445,118 @@ MOVING: dict[str, Callable[[Any], float]] = {
     "uuid with the time": lambda m: 1.0 + 0 * uuid.uuid1().time,
     "generator without a seed": lambda m: 1.0 if random.Random().random() < 2 else 2.0,
 }
+
+
+def with_a_log(show: Callable[[Any, Any], object]) -> Callable[[Any], float]:
+    """What counts is shown, by code that may take nothing but a number, and then decides."""
+
+    def read(model: Any) -> float:
+        number = calls(model)
+        show(model, model.calls)
+        return after(number)
+
+    return read
+
+
+class OwnEncoder(json.JSONEncoder):
+    def default(self, o: Any) -> Any:
+        return o.tolist() if isinstance(o, np.ndarray) else super().default(o)
+
+
+def no_number_but_an_int(value: Any) -> None:
+    assert type(value) is int
+
+
+def or_nothing(value: Any) -> None:
+    with contextlib.suppress(TypeError):
+        datetime.timedelta(value)
+
+
+SHOWS: dict[str, Callable[[Any, Any], object]] = {
+    "json": lambda m, n: json.dumps({"step": n, "more": [n, {"k": n}]}),
+    "json of a stats dict": lambda m, n: json.dumps(m.__dict__.setdefault("stats", {}) | {"n": n}),
+    "json of an attribute's dict": lambda m, n: (m.__dict__.setdefault("stats", {"n": 0}).update(n=n),
+                                                 json.dumps(m.stats)),
+    "json of a list": lambda m, n: (m.__dict__.setdefault("log", []).append(n), json.dumps(m.log, indent=1)),
+    "json by an own encoder": lambda m, n: json.dumps([n], cls=OwnEncoder),
+    "json to a file": lambda m, n: json.dump(n, io.StringIO()),
+    "pickle": lambda m, n: pickle.dumps({"n": n}),
+    "pickle of a list": lambda m, n: (m.__dict__.setdefault("log", []).append(n), pickle.dumps(m.log)),
+    "yaml": lambda m, n: yaml.safe_dump({"n": n}),
+    "yaml, of any object": lambda m, n: yaml.dump([n]),
+    "pprint": lambda m, n: pprint.pformat({"n": n}),
+    "csv": lambda m, n: csv.writer(io.StringIO()).writerow([n, f"{n:03d}"]),
+    "format": lambda m, n: (f"{n:>5d} {n!r}", "{:d} {}".format(n, n), "%d of %s" % (n, n), str(n)),  # noqa: UP031,UP032
+    "template": lambda m, n: string.Template("step $n").substitute(n=n),
+    "a copy": lambda m, n: copy.deepcopy({"n": n}),
+    "log": lambda m, n: logging.getLogger("of a test").error("%d %s", n, n),
+}  # fmt: skip
+TAKES_NUMBERS_ONLY: dict[str, Callable[[Any, Any], object]] = {
+    "assert": lambda m, n: no_number_but_an_int(n),
+    "type": lambda m, n: {int: 1}[type(n)],
+    "a date": lambda m, n: datetime.timedelta(n),
+    "a date, or nothing": lambda m, n: or_nothing(n),
+    "a struct": lambda m, n: struct.pack("q", n),
+    "a tensor": lambda m, n: torch.zeros(2, dtype=torch.int64).fill_(n),
+}
+
+
+@pytest.mark.parametrize("name", [*SHOWS, *TAKES_NUMBERS_ONLY])
+def test_a_counter_that_is_shown_and_decides_is_refused(name: str) -> None:
+    model = Net(with_a_log({**SHOWS, **TAKES_NUMBERS_ONLY}[name]))
+    with pytest.raises(UserError, match="calls|not the same"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert not hasattr(model, "calls")
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_counter_that_is_only_shown_is_allowed(name: str) -> None:
+    model = Net(lambda m: shown_only(m, SHOWS[name]))
+    step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    step(X)
+    assert not hasattr(model, "calls")
+
+
+def shown_only(model: Any, show: Callable[[Any, Any], object]) -> float:
+    model.calls = getattr(model, "calls", 0) + 1
+    show(model, model.calls)
+    return 1.0
+
+
+def test_what_refuses_one_number_leaves_the_others_watched() -> None:
+    def read(model: Any) -> float:
+        model.kind = type(model.__dict__.get("kind", 1))(7)  # settles
+        no_number_but_an_int(model.kind)
+        model.calls = getattr(model, "calls", 0) + 1
+        return after(model.calls)
+
+    model = Net(read)
+    with pytest.raises(UserError, match=r"decides by model\.calls"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    model = Net(lambda m: (setattr(m, "kind", 7), no_number_but_an_int(m.kind), shown_only(m, SHOWS["json"]))[2])
+    et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))(X)
+
+
+def on_a_tensor(name: str) -> Callable[[Any], float]:
+    def read(model: Any) -> float:
+        tensor = model.get_parameter("first.weight") if name == "parameter" else TENSORS[name]
+        tensor.calls = getattr(tensor, "calls", 0) + 1
+        return after(tensor.calls)
+
+    return read
+
+
+TENSORS: dict[str, Any] = {"tensor": torch.ones(2), "nothing": torch.ones(0)}
+MOVING |= {f"attribute of a {name}": on_a_tensor(name) for name in ("parameter", *TENSORS)}
+
+
+@pytest.mark.parametrize("name", ["parameter", *TENSORS])
+def test_an_attribute_of_a_tensor_is_restored(name: str) -> None:
+    model = Net(on_a_tensor(name))
+    with pytest.raises(UserError):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert not hasattr(model.first.weight, "calls")
+    assert not any(vars(tensor) for tensor in TENSORS.values())
 
 
 @pytest.mark.parametrize("name", MOVING)
