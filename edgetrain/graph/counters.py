@@ -172,9 +172,9 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
 
     def read(self: Any, *others: Any) -> Any:
         value = method(self, *others)
-        if type(value) is not Number and not _stands_in(value) and not self.has_not_moved(others[0], value):
-            if not _shows(sys._getframe(1)):
-                self.used.add(self.path)
+        noted = type(value) is Number or _stands_in(value) or self.has_not_moved(others[0], value)
+        if not noted and not _shows(sys._getframe(1)):
+            self.used.add(self.path)
         return value
 
     return read

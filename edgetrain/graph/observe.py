@@ -5,23 +5,29 @@ Out: `Observed`: the code that ran, the names in it, the files that it read, and
      clocks, of the system's randomness, of seeds.
 
 The interpreter's profile hook sees every call. The recorder turns it off inside each kernel call (`paused`), where
-only PyTorch's own tracing runs. Where another profiler is already installed nothing can be observed; `complete` is then
-False, and everything that can be reached counts as read.
+only PyTorch's own tracing runs. Another profiler is put aside meanwhile. Where it cannot be, nothing can be observed;
+`complete` is then False, and everything that can be reached counts as read.
 """
 
 from __future__ import annotations
 
+import cProfile
+import datetime
 import dis
+import functools
 import gc
 import importlib
 import importlib.util
+import inspect
 import io
 import random
 import re
 import sys
 import threading
+import time
 import types
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -74,6 +80,10 @@ _CLOCKS = {
 }
 _OTHER_CLOCKS = {("posix", "times"), ("posix", "getloadavg"), ("resource", "getrusage")}  # fmt: skip
 _CLOCK_METHODS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+_PASS_THE_TIME = "pass the time in the batch, as a tensor"
+_TIMES = (int, float, datetime.date, datetime.time, datetime.timedelta, time.struct_time)
+_NO_CLOCKS = ("torch", "numpy", __name__.partition(".")[0])
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _SYSTEM_RANDOMNESS = {"urandom", "getrandom"}
 _SEEDS = {"Generator.manual_seed", "Generator.seed"}
 
@@ -230,6 +240,7 @@ class _Profile:
         self._known: set[types.CodeType] = set()
         self.looked_at: list[object] = []  # files
         self.collecting = False  # garbage, at this moment
+        self._clocks: dict[types.FrameType, str] = {}  # calls into packages within which a clock was read
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
@@ -243,6 +254,8 @@ class _Profile:
                 self._note(frame)
         elif event == "c_call":
             self._note_builtin(frame, argument)
+        elif self._clocks and event == "return" and (clock := self._clocks.pop(frame, None)):
+            self._note_time(clock, argument)
 
     def _note(self, frame: types.FrameType) -> None:
         code, module = frame.f_code, frame.f_globals.get("__name__", "")
@@ -262,7 +275,7 @@ class _Profile:
             self.seen.modules |= imported_by(code, frame.f_globals)
             self.seen.by_any_name |= not names.isdisjoint(_ATTRIBUTES_BY_ANY_NAME)
             if "datetime64" in names and not names.isdisjoint(("now", "today")):
-                self.seen.once["reads the clock (datetime64)"] = "pass the time in the batch, as a tensor"
+                self.seen.once["reads the clock (datetime64)"] = _PASS_THE_TIME
 
     def _note_builtin(self, frame: types.FrameType, function: Any) -> None:
         name, module = function.__name__, frame.f_globals.get("__name__", "")
@@ -271,7 +284,10 @@ class _Profile:
         if own and (name in _BY_ANY_NAME or (name in _BY_A_NAME and not _name_is_written(frame.f_code, frame.f_lasti))):
             self.seen.by_any_name = True
         elif (own and _is_clock(function, name, qualified)) or name == "generate_time_safe":  # of uuid
-            self.seen.once[f"reads the clock ({name})"] = "pass the time in the batch, as a tensor"
+            self.seen.once[f"reads the clock ({name})"] = _PASS_THE_TIME
+        elif not own and _is_clock(function, name, qualified):
+            if (call := _called_from_own(frame)) is not None:
+                self._clocks[call] = name
         elif name in _LOOKS_AT_FILES and function.__module__ == "posix":
             variables = frame.f_locals  # of os.path.exists, Path.stat and their like
             self.looked_at.append(variables.get("path", variables.get("filename", variables.get("self"))))
@@ -281,6 +297,25 @@ class _Profile:
             self.seen.once[f"draws from the system's randomness ({name})"] = "draw with torch (torch.rand)"
         elif qualified in _SEEDS:
             self.seen.once["seeds a generator of random numbers"] = "seed before the step, with torch.manual_seed"
+
+    def _note_time(self, clock: str, result: object) -> None:
+        """A package read a clock, and gives the user's code what may be a time; a log and a progress bar do not."""
+        if isinstance(result, _TIMES) and not isinstance(result, bool):
+            self.seen.once[f"reads the clock ({clock})"] = _PASS_THE_TIME
+
+
+def _called_from_own(frame: types.FrameType) -> types.FrameType | None:
+    """The call from the user's own code into packages within which this one is; not of torch, of a generator's items
+    and of what we call."""
+    call: types.FrameType | None = frame
+    while call is not None:
+        module, caller = call.f_globals.get("__name__"), call.f_back
+        if installed(module).startswith(_NO_CLOCKS) or call.f_code.co_flags & _GENERATORS or caller is None:
+            return None
+        if not installed(caller.f_globals.get("__name__")):
+            return call
+        call = caller
+    return None
 
 
 def _is_clock(function: Any, name: str, qualified: str) -> bool:
@@ -300,12 +335,43 @@ def _of_the_tracing(code: types.CodeType, module: str) -> bool:
     return code.co_filename.startswith(_OWN) or module.startswith(_TRACING)
 
 
+class ProfilerWarning(UserWarning):
+    """A profiler is in the way of observing a capture."""
+
+
+_warned: list[Any] = []
+
+
+def _put_aside(other: Any) -> Callable[[], object] | None:
+    """A function that has the profiler go on, which does not see what is observed; None where only it could say how."""
+    if isinstance(other, cProfile.Profile):
+        other.disable()
+
+        def go_on() -> None:
+            sys.setprofile(None)
+            other.enable()
+
+        return go_on
+    of_python = isinstance(vars(type(other)).get("__call__"), types.FunctionType)
+    if other is None or of_python or isinstance(other, types.FunctionType | types.MethodType | functools.partial):
+        return lambda: sys.setprofile(other)
+    return None
+
+
 @contextmanager
 def observed() -> Iterator[Observed]:
     """Observe the calls of this thread within the block."""
     profile = _Profile()
-    other = sys.getprofile()
-    profile.seen.complete = other is None or isinstance(other, types.FunctionType | types.MethodType)
+    put_back = _put_aside(sys.getprofile())
+    profile.seen.complete = put_back is not None
+    if put_back is None and not _warned:
+        _warned.append(sys.getprofile())
+        warnings.warn(
+            f"a profiler ({type(sys.getprofile()).__name__}) is running, and what the model and the loss call "
+            "cannot be observed beside it: clocks that they read are not seen, and a change of anything leads to a new capture. "
+            "Stop it for et.prepare and for the first step after a change.",
+            ProfilerWarning, stacklevel=2,
+        )  # fmt: skip
     with opened() as files:
         collecting = _WhileCollecting(profile, files)
         try:
@@ -315,8 +381,8 @@ def observed() -> Iterator[Observed]:
                 sys.setprofile(profile)
             yield profile.seen
         finally:
-            if profile.seen.complete:
-                sys.setprofile(other)
+            if put_back is not None:
+                put_back()
             collecting.remove()
             for path in profile.looked_at:
                 files.note_path(path)

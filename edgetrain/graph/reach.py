@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import array
 import builtins
+import contextlib
 import ctypes
 import functools
 import gc
@@ -81,11 +82,14 @@ class Reach:
     attributes: the `__dict__` of objects, modules and functions: (mapping, keys that count, path)
     variables:  the same of Python modules, whose other variables do not count
     absent:     (mapping, names that would count if they were there)
+    unnamed:    paths of attributes and variables whose names stand in no code that ran
+    ignored:    such paths that do not count
     """
 
-    def __init__(self, observed: Observed | None = None, *, narrow: bool = False) -> None:
+    def __init__(self, observed: Observed | None = None, *, narrow: bool = False, ignored: Container[str] = ()) -> None:
         self._observed = observed if observed is not None and observed.complete else None
         self._narrow = narrow and self._observed is not None
+        self._ignored = ignored
         self._pending: list[tuple[Any, str]] = []
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
@@ -93,7 +97,10 @@ class Reach:
         self._used: set[tuple[int, frozenset[str]]] = set()
         self._whole: set[int] = set()  # modules of which all variables that count were added
         self.alive: list[Any] = []  # what was met is kept, so that no identity is used twice
+        self.first_paths: list[str] = []  # of each of these
         self.trail: Trail = []
+        self.unnamed: set[str] = set()
+        self._names_of_class: dict[type, frozenset[str]] = {}
         self.tensors: dict[int, str] = {}
         self.modules: dict[str, nn.Module] = {}
         self.attributes: list[tuple[dict[str, Any], list[str], str]] = []
@@ -158,7 +165,7 @@ class Reach:
             elif id(value) in self._numbers:
                 self.trail.append((path, "met", self._numbers[id(value)]))
             else:
-                self._number(value)
+                self._number(value, path)
                 begin = len(pending)
                 self._look_at(value, path)
                 pending[begin:] = pending[begin:][::-1]
@@ -176,22 +183,45 @@ class Reach:
                 raise
             self.trail.append((path, type(value), id(value)))
 
-    def _number(self, value: Any) -> None:
+    def _number(self, value: Any, path: str) -> None:
         self._numbers[id(value)] = len(self.alive)
         self.alive.append(value)
+        self.first_paths.append(path)
 
     def _push(self, value: Any, path: str) -> None:
         self._pending.append((value, path))
 
     def _counts(self, name: Any, owner: Any) -> bool:
         """Is an attribute of that name read? Of objects of the user's own all are, unless the walk is narrow."""
+        if self._is_named(name, owner):
+            return True
+        named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
+        return (isinstance(owner, nn.Module) or not installed(named.__module__)) and self._takes_all(name)
+
+    def _is_named(self, name: Any, owner: Any) -> bool:
+        """In code that ran: in the user's own, where the owner is no module of torch and of no package."""
         seen = self._observed
         if seen is None:
             return True
         named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
-        if isinstance(owner, nn.Module) or installed(named.__module__):
-            return name in seen.names or (isinstance(owner, nn.Module) and self._takes_all(name))
-        return name in seen.own_names or self._takes_all(name)
+        return name in (seen.names if isinstance(owner, nn.Module) or installed(named.__module__) else seen.own_names)
+
+    def _reads(self, name: Any, owner: Any, path: str) -> bool:
+        """The same as `_counts`, of one that stands at a path."""
+        if not self._counts(name, owner) or path in self._ignored:
+            return False
+        if self._observed is not None and name not in self._names_for(type(owner)):
+            self.unnamed.add(path)
+        return True
+
+    def _names_for(self, cls: type) -> frozenset[str]:
+        """Those in the code that works with objects of a class: the user's own, and that of the packages it is of."""
+        if cls not in self._names_of_class:
+            seen = self._observed or Observed()
+            of_packages = [seen.scopes.get(base.__module__, set()) for base in cls.__mro__]
+            names = seen.names if installed(cls.__module__) else seen.own_names.union(*of_packages)
+            self._names_of_class[cls] = frozenset(names)
+        return self._names_of_class[cls]
 
     def runs(self, name: str, cls: type) -> bool:
         """Is an attribute of a class read by its name, or by an operator?"""
@@ -277,13 +307,15 @@ class Reach:
             items = own.get(shelf)
             if not isinstance(items, dict):  # of TorchScript
                 items = {}
-            self._number(items)
+            self._number(items, path)
             self.attributes.append((items, list(items), path))
             for name, item in items.items():
                 self._push(item, f"{path}.{name}")
         if self._observed is None and isinstance(names := own.get(BUFFER_NAMES), set):
             self.containers.append((names, path))
         if isinstance(module, torch.jit.ScriptModule):
+            self.stateful.append((module, path))
+            self.trail.append((path, "script", state_of(module)))
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 self._push(tensor, f"{path}.{name}")
 
@@ -291,7 +323,7 @@ class Reach:
         self, own: dict[str, Any], keys: Iterable[str], owner: Any, path: str, also: Sequence[str] = ()
     ) -> None:
         """also: keys where it counts which object stands there, and what is in it is added by the caller."""
-        read = [key for key in keys if self._counts(key, owner)]
+        read = [key for key in keys if self._reads(key, owner, joined(path, key))]
         self.owners.append((owner, own))
         self.attributes.append((own, [*read, *also], path))
         for key in read:
@@ -377,7 +409,11 @@ class Reach:
         self._used.add((id(scope), names))
         if own and id(scope) not in self._whole:
             self._whole.add(id(scope))
-            read = [key for key in scope if not key.startswith("__") and (key in names or self._takes_any())]
+            more = [key for key in scope if not key.startswith("__") and key not in names and self._takes_any()]
+            read = [key for key in more if f"{path}{key}" not in self._ignored]
+            if self._observed is not None:
+                self.unnamed.update(f"{path}{key}" for key in read)
+            read += names & scope.keys()
             self._add_named(scope, read, names, path, AllBut(scope) if self._takes_any() else None)
         else:
             self._add_named(scope, names, names, path)
@@ -446,7 +482,7 @@ class Reach:
         self._push(type(value), path)
         self._add_attributes(value, path)
         for slot in slots:
-            if self._counts(slot, value):
+            if self._reads(slot, value, joined(path, slot)):
                 self.slots.append((value, slot, path))
                 self._push(getattr(value, slot, None), f"{path}.{slot}")
         if isinstance(value, _WRAPPERS):
@@ -478,7 +514,7 @@ class Reach:
 
     def weak_trail(self, refs: Iterable[tuple[Any, str]]) -> Trail:
         """What hangs on objects that nothing but weak references leads to; they are not kept alive."""
-        apart = Reach(self._observed, narrow=self._narrow)
+        apart = Reach(self._observed, narrow=self._narrow, ignored=self._ignored)
         apart._numbers = dict(self._numbers)
         apart.weak += refs
         while apart.weak:
@@ -609,6 +645,8 @@ def state_of(value: Any) -> Any:
     """What moves when such an object is used: something that can be compared."""
     if isinstance(value, weakref.ReferenceType):
         return id(target_of(value))
+    if isinstance(value, torch.jit.ScriptModule):
+        return repr(attributes_of_script(value))
     if isinstance(value, ContextVar):
         return id(value.get(None))
     if isinstance(value, random.Random):
@@ -630,6 +668,19 @@ def state_of(value: Any) -> Any:
     if isinstance(value, io.IOBase):
         return _state_of_stream(value)
     return [id(item) for item in _held(value)], list(_position(value))
+
+
+def attributes_of_script(module: Any) -> dict[str, Any]:
+    """Those that TorchScript keeps, but its tensors and what it cannot give to Python."""
+    if "_concrete_type" not in vars(module):  # scripted and not loaded; or in the making
+        return {}
+    kept = {}
+    for name in module._concrete_type.get_attributes():
+        with contextlib.suppress(RuntimeError, AttributeError):
+            value = module._c.getattr(name)
+            if not isinstance(value, torch.Tensor | torch.ScriptObject):
+                kept[name] = value
+    return kept
 
 
 def _state_of_stream(stream: Any) -> tuple[int, Any] | None:

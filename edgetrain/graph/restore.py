@@ -36,6 +36,7 @@ from edgetrain.graph.reach import (
     LARGE_BYTES,
     PLAIN,
     Reach,
+    attributes_of_script,
     content_of,
     counts_itself,
     is_a,
@@ -394,6 +395,9 @@ def _put_back(value: Any) -> Callable[[], object] | None:
         bits: Any = value.bit_generator if isinstance(value, np.random.Generator) else value
         bit_state = bits.state
         return lambda: setattr(bits, "state", bit_state)
+    if isinstance(value, torch.jit.ScriptModule):
+        kept = attributes_of_script(value)
+        return lambda: [value._c.setattr(name, was) for name, was in kept.items()]
     if isinstance(value, np.random.RandomState):
         old = value.get_state(legacy=False)
         return lambda: value.set_state(old)

@@ -77,15 +77,19 @@ def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before
     begin_s = time.perf_counter()
     was = _moved(before)
     blind: set[str] = set()  # where code takes nothing but a number itself
+
+    def takes_another(path: str) -> bool:
+        return path not in blind
+
     for number in range(1, MOST_CAPTURES):
         used: set[str] = set()
-        watched = _watch(before, used, lambda path: path not in blind)
+        watched = _watch(before, used, takes_another)
         failed = _again(first, make, record, before)
         if failed is not None and watched:
             used.clear()
             failed = _again(first, make, record, before)
             if failed is None:
-                blind |= _refused(watched, first, make, record, before, used)
+                blind.update(_refused(watched, first, make, record, before, used))
         if failed is not None:
             return failed
         now = _moved(before)

@@ -13,13 +13,17 @@ import builtins
 import collections
 import contextlib
 import contextvars
+import copy
 import ctypes
 import datetime
 import enum
 import functools
+import inspect
 import itertools
+import json
 import operator
 import os
+import pickle
 import random
 import secrets
 import sys
@@ -1001,3 +1005,89 @@ def test_a_list_that_a_training_loop_keeps_does_not_make_each_step_a_capture() -
         loop.number = number
         captures.append(step._captures)
     assert captures[-1] == captures[3]
+
+
+class Level:
+    def __init__(self) -> None:
+        self.level = 1.0
+        self.log: list[int] = []
+
+
+JOINED = "".join(["lev", "el"])
+BY_ANY_NAME: dict[str, Callable[[], Callable[[Any], float]]] = {
+    "hasattr": lambda: lambda c: 2.0 if hasattr(c, JOINED + "s") else 1.0,
+    "attrgetter": lambda: operator.attrgetter(JOINED),
+    "map": lambda: lambda c: next(map(getattr, [c], [JOINED])),
+    "partial": lambda: lambda c: functools.partial(getattr)(c, JOINED),
+    "object.__getattribute__": lambda: lambda c: object.__getattribute__(c, JOINED),
+    "getattr_static": lambda: lambda c: inspect.getattr_static(c, JOINED),
+    "format": lambda: lambda c: float(("{0." + JOINED + "}").format(c)),
+    "__reduce_ex__": lambda: lambda c: c.__reduce_ex__(2)[2][JOINED],
+    "pickle": lambda: lambda c: 1.0 + pickle.dumps(c)[-8] % 7 + len(pickle.dumps(c)),
+    "copy": lambda: lambda c: copy.copy(c).__dict__[JOINED],
+    "json": lambda: lambda c: float(json.dumps(c, default=vars).count("2.0") + 1),
+    "getattr": lambda: lambda c: getattr(c, JOINED),
+    "vars": lambda: lambda c: vars(c)[JOINED],
+}
+
+
+@pytest.mark.parametrize("name", BY_ANY_NAME)
+def test_a_computed_name_after_a_change_that_makes_no_difference(name: str) -> None:
+    losses: list[list[float]] = []
+    for ours in (False, True):
+        held, read = Level(), BY_ANY_NAME[name]()
+        model: Any = Net(lambda m, held=held, read=read: read(held))  # type: ignore[misc]
+        model.log = held.log = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        step: Any = et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve") if ours else None
+        losses.append([])
+        for number in range(5):
+            if number == 3:
+                held.level = held.levels = 2.0  # type: ignore[attr-defined]
+            if not ours:
+                optimizer.zero_grad()
+                value = mean_square(model, X)
+                value.backward()
+                optimizer.step()
+            losses[-1].append(float(step(X)) if ours else float(value.detach()))
+            model.log.append(number)
+    assert losses[0] == losses[1]
+
+
+class Harmless(nn.Module):
+    """A model whose training loop keeps all kinds of things on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.losses, self.best, self.outputs = Net(), [0.0], 9.0, {"last": torch.ones(2)}
+        self.tracker = types.SimpleNamespace(history=collections.deque([1]), inner=Plain())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y * getattr(self, "factor", 1.0) if hasattr(self, "factor") else y
+
+
+def test_what_changes_each_step_and_makes_no_difference_is_ignored() -> None:
+    model: Any = Harmless()
+    step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.01), (X,))
+    captures = []
+    for number in range(10):
+        loss = step(X)
+        model.losses.append(float(loss))
+        model.best = min(model.best, number)
+        model.outputs["last"] = loss
+        model.outputs[f"step {number}"] = [loss]
+        model.tracker.history.appendleft(loss)
+        model.tracker.inner.more = {"loss": loss}
+        captures.append(step._captures)
+    assert captures[-1] == captures[1] == 2
+    model.factor = 2.0
+    before = [p.clone() for p in model.parameters()]
+    assert float(step(X)) == float(value_of(model, before))
+
+
+def value_of(model: nn.Module, parameters: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        for p, before in zip(model.parameters(), parameters, strict=True):
+            p.copy_(before)
+        return mean_square(model, X)

@@ -39,7 +39,8 @@ READ = {
     "getattr by a prefix": 'from . import cfg\nkind = "a"\ndef read(): return getattr(cfg, "level_" + kind, 1.0)',
     "vars": f"from . import cfg\ndef read(): return vars(cfg)[{JOINED}]",
     "__dict__": f"from . import cfg\ndef read(): return cfg.__dict__[{JOINED}]",
-    "attrgetter": f"import operator\nfrom . import cfg\nget = operator.attrgetter({JOINED})\ndef read(): return get(cfg)",
+    "attrgetter":
+        f"import operator\nfrom . import cfg\nget = operator.attrgetter({JOINED})\ndef read(): return get(cfg)",
     "map": f"from . import cfg\ndef read(): return next(map(getattr, [cfg], [{JOINED}]))",
     "from . import": "def read():\n from . import cfg\n return cfg.SCALE",
     "from .module import": "def read():\n from .cfg import SCALE\n return SCALE",
