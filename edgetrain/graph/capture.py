@@ -46,7 +46,7 @@ from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, is_a
 from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
 from edgetrain.graph.recording_signals import RecordingSignals
 from edgetrain.graph.restore import Before
-from edgetrain.graph.settings import require_trainable
+from edgetrain.graph.settings import function_modes, require_trainable
 from edgetrain.graph.signature import Signature, first_difference, signature_of
 from edgetrain.graph.steady import record_twice, refuse_calls
 from edgetrain.graph.verify import verify
@@ -174,8 +174,9 @@ def capture_with_externals(
             return recorded(signals, times, like)
 
     def recorded(signals: RecordingSignals, times: int, like: _Result | None) -> _Capture:
-        reach = _reach(*roots)
-        everything = (*roots, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
+        modes = [(mode, f"mode.{number}") for number, mode in enumerate(function_modes())]
+        reach = _reach(*roots, *modes)
+        everything = (*roots, *modes, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
 
         def make() -> _Capture:

@@ -9,11 +9,14 @@ done with it. In a number's place stands an object that is none, for C code read
 from __future__ import annotations
 
 import dis
+import json
+import json.encoder
 import operator
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -36,6 +39,11 @@ _GROWING = {
     "__format__",
 }  # fmt: skip
 _OWN = __name__.partition(".")[0] + "."
+# What their code looks at, it writes down.
+_SHOWING = {
+    "json", "logging", "pprint", "reprlib", "string", "textwrap", "csv", "yaml", "tensorboard", "tensorboardX", "tqdm",
+    "wandb", "mlflow", "loguru", "rich",
+}  # fmt: skip
 _READING = ("__getitem__", "get")
 # Values that are replaced by others, and not changed.
 FROZEN = (complex, bytes, tuple, frozenset, range, slice, Decimal, Fraction, date, time, timedelta, np.generic)
@@ -55,8 +63,22 @@ class Number:
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        self.used.update(self.paths)
+        self.note(sys._getframe(1))
         return getattr(self.value, name)
+
+    def note(self, user: types.FrameType) -> None:
+        """It is used there."""
+        if not _shows(user):
+            self.used.update(self.paths)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return type(self.value), (self.value,)
+
+    def __copy__(self) -> Number:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Number:
+        return self
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -75,6 +97,10 @@ class Number:
         return result
 
 
+def _shows(user: types.FrameType) -> bool:
+    return user.f_globals.get("__name__", "").partition(".")[0] in _SHOWING
+
+
 def plain(value: Any) -> Any:
     """The number itself."""
     return value.value if type(value) is Number else value
@@ -87,7 +113,9 @@ def _binary(name: str, *, counts: bool, reflected: bool) -> Callable[[Any, Any],
         pair = (plain(other), self.value) if reflected else (self.value, plain(other))
         if counts:
             return self.counted(function(*pair), other)
-        self.used.update(self.paths, other.paths if type(other) is Number else ())
+        for number in (self, other):
+            if type(number) is Number:
+                number.note(sys._getframe(1))
         return function(*pair)
 
     return apply
@@ -96,7 +124,7 @@ def _binary(name: str, *, counts: bool, reflected: bool) -> Callable[[Any, Any],
 def _converting(name: str) -> Callable[..., Any]:
     def convert(self: Number, *others: Any) -> Any:
         if not (name in ("int", "float") and _makes_a_text(sys._getframe(1))):
-            self.used.update(self.paths)
+            self.note(sys._getframe(1))
         return getattr(self.value, f"__{name}__")(*map(plain, others))
 
     return convert
@@ -125,7 +153,8 @@ def _using(kind: type, name: str) -> Callable[..., Any]:
     method = getattr(kind, name)
 
     def use(self: Any, *others: Any, **named: Any) -> Any:
-        if not _is_inside(kind, sys._getframe(1).f_globals.get("__name__", "")):
+        user = sys._getframe(1)
+        if not _is_inside(kind, user.f_globals.get("__name__", "")) and not _shows(user):
             self.used.add(self.path)
         return method(self, *others, **named)
 
@@ -143,7 +172,8 @@ def _reading(kind: type, name: str) -> Callable[..., Any]:
 
     def read(self: Any, *others: Any) -> Any:
         value = method(self, *others)
-        if type(value) is not Number and not _stands_in(value) and not self.has_not_moved(others[0], value):
+        noted = type(value) is Number or _stands_in(value) or self.has_not_moved(others[0], value)
+        if not noted and not _shows(sys._getframe(1)):
             self.used.add(self.path)
         return value
 
@@ -158,7 +188,28 @@ def _class_of(kind: type) -> type:
     names = [n for n in dir(kind) if n not in _GROWING and callable(getattr(kind, n))]
     methods: dict[str, Any] = {name: _using(kind, name) for name in names}
     methods |= {name: _reading(kind, name) for name in _READING if name in methods and kind is not str}
-    return type(f"noting_{kind.__name__}", (kind,), {**methods, "has_not_moved": _has_not_moved})
+    methods |= {
+        "has_not_moved": _has_not_moved,
+        "__reduce_ex__": _as_it_is,
+        "__copy__": _copied,
+        "__deepcopy__": _copied,
+    }
+    return type(f"noting_{kind.__name__}", (kind,), methods)
+
+
+def _as_it_is(self: Any, _: Any) -> Any:
+    """For who writes it to a file."""
+    kind: Any = type(self).__base__
+    content = _content(kind, self)
+    if kind is defaultdict:
+        return kind, (self.default_factory, content)
+    return (kind, (content, self.maxlen)) if kind is deque else (kind, (content,))
+
+
+def _copied(self: Any, *_: Any) -> Any:
+    self.used.add(self.path)
+    kind, parts = _as_it_is(self, 0)
+    return kind(*parts)
 
 
 def _longer(self: Any, more: str) -> Any:
@@ -301,13 +352,59 @@ class Place:
         return is_a(self.now, FROZEN) and noting(self.now, "", set(), self.items) is None
 
 
-def watch_values(places: Iterable[Place]) -> set[str]:
-    """Replace what has moved; the paths of what is used come to stand in the result."""
-    used: set[str] = set()
+def watch_values(places: Iterable[Place], used: set[str], at: Callable[[str], bool]) -> list[str]:
+    """Replace what has moved, where `at` says so of its path; the paths of what is used come to stand in `used`.
+    Returns the paths where something was replaced."""
+    watched = []
     for place in places:
-        if (same := noting(place.now, place.path, used, place.items)) is not None:
+        if at(place.path) and (same := noting(place.now, place.path, used, place.items)) is not None:
             place.put(same)
-    return used
+            watched.append(place.path)
+    return watched
+
+
+@contextmanager
+def shown_as_they_are() -> Iterator[None]:
+    """Within the block what writes numbers down takes what stands in for them too, where it asks for their type."""
+    patched: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (json.JSONEncoder, "default", _default_of),
+        (json.encoder, "_make_iterencode", _iterating_by),
+    ]
+    if (module := sys.modules.get("yaml.representer")) is not None:
+        patched.append((vars(module)["BaseRepresenter"], "represent_data", _represented_by))
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in patched]
+    try:
+        for owner, name, wrap in patched:
+            setattr(owner, name, wrap(vars(owner)[name]))
+        yield
+    finally:
+        for owner, name, method in before:
+            setattr(owner, name, method)
+
+
+def _default_of(default: Any) -> Any:
+    return lambda encoder, value: plain(value) if type(value) is Number else default(encoder, value)
+
+
+def _iterating_by(make: Any) -> Any:
+    """How json writes where C does not: its fifth argument writes a float."""
+
+    def iterating(*arguments: Any, **named: Any) -> Any:
+        of_float = arguments[4]
+        arguments = (*arguments[:4], lambda value: of_float(plain(value)), *arguments[5:])
+        return make(*arguments, **named, _intstr=lambda value: int.__repr__(plain(value)))
+
+    return iterating
+
+
+def _represented_by(represent: Any) -> Any:
+    def represented(representer: Any, value: Any) -> Any:
+        if _stands_in(value):
+            kind, parts = _as_it_is(value, 0)
+            value = kind(*parts)
+        return represent(representer, plain(value))
+
+    return represented
 
 
 def unwatch_values(places: Iterable[Place]) -> None:

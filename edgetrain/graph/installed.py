@@ -6,6 +6,7 @@ import functools
 import sys
 import sysconfig
 
+_OURS = __name__.partition(".")[0]
 _FOLDERS = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -15,10 +16,13 @@ def installed(module_name: object) -> str:
     if not isinstance(module_name, str):
         return "python"  # some classes written in C have a descriptor there
     top = module_name.partition(".")[0]
+    if top == _OURS:  # wherever it stands: in a checkout of its sources, too
+        return top
     module = sys.modules.get(top)
     if module is None or top == "__main__":
         return ""
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
         return "python"
-    file = vars(module).get("__file__")  # a module may have a __getattr__ of its own
-    return top if file is not None and file.startswith(_FOLDERS) else ""
+    own = vars(module)  # a module may have a __getattr__ of its own
+    file = own.get("__file__") or next(iter(own.get("__path__") or ()), "")  # a package without a file of its own
+    return top if file.startswith(_FOLDERS) else ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import array
 import builtins
+import contextlib
 import ctypes
 import functools
 import gc
@@ -26,7 +27,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from typing import Any
 
@@ -34,9 +35,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.hooks import RemovableHandle
 
 from edgetrain.graph.installed import installed
-from edgetrain.graph.observe import Observed, code_of, names_in
+from edgetrain.graph.observe import ANY_MODULE, Observed, code_of, imported_by, names_in
 from edgetrain.native.signals import raised_by_handler
 
 Trail = list[tuple[Any, ...]]
@@ -64,10 +66,14 @@ _WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
 _CACHED = type(functools.lru_cache(len))
 SHELVES = ("_parameters", "_buffers", "_modules")
 LARGE_BYTES = 1 << 20
+_OURS = __name__.partition(".")[0] + "."
+_MODELS = _OURS + "zoo."
+_SCOPE_BY_ANY_NAME = {"globals", "eval", "exec", "__globals__", "f_globals"}
 _HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
 _CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
 BUFFER_NAMES = "_non_persistent_buffers_set"  # beside the shelf of the buffers; restored, and read by no forward
 _NOISE = {"_is_full_backward_hook", BUFFER_NAMES}  # of modules
+_KINDS_OF_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
 class Reach:
@@ -77,24 +83,31 @@ class Reach:
     attributes: the `__dict__` of objects, modules and functions: (mapping, keys that count, path)
     variables:  the same of Python modules, whose other variables do not count
     absent:     (mapping, names that would count if they were there)
+    unnamed:    paths of attributes and variables whose names stand in no code that ran
+    ignored:    such paths that do not count
     """
 
-    def __init__(self, observed: Observed | None = None, *, narrow: bool = False) -> None:
+    def __init__(self, observed: Observed | None = None, *, narrow: bool = False, ignored: Container[str] = ()) -> None:
         self._observed = observed if observed is not None and observed.complete else None
         self._narrow = narrow and self._observed is not None
+        self._ignored = ignored
         self._pending: list[tuple[Any, str]] = []
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         self._paths: set[str] = set()
         self._used: set[tuple[int, frozenset[str]]] = set()
+        self._whole: set[int] = set()  # modules of which all variables that count were added
         self.alive: list[Any] = []  # what was met is kept, so that no identity is used twice
+        self.first_paths: list[str] = []  # of each of these
         self.trail: Trail = []
+        self.unnamed: set[str] = set()
+        self._names_of_class: dict[type, frozenset[str]] = {}
         self.tensors: dict[int, str] = {}
         self.modules: dict[str, nn.Module] = {}
         self.attributes: list[tuple[dict[str, Any], list[str], str]] = []
         self.owners: list[tuple[Any, dict[str, Any]]] = []  # objects, and their `__dict__`
         self.variables: list[tuple[dict[str, Any], list[str], str]] = []
-        self.absent: list[tuple[dict[str, Any], frozenset[str]]] = []
+        self.absent: list[tuple[dict[str, Any], Container[str]]] = []
         self.containers: list[tuple[Any, str]] = []
         self.cells: list[tuple[types.CellType, str]] = []
         self.classes: list[type] = []
@@ -113,10 +126,14 @@ class Reach:
 
     def add_scopes(self) -> None:
         """The variables of the modules whose code ran."""
-        for module, names in self._observed.scopes.items() if self._observed else ():
+        seen = self._observed
+        for module, names in seen.scopes.items() if seen else ():
             if module in sys.modules:
                 self._add_variables(vars(sys.modules[module]), names)
                 self._drain()
+        if seen:
+            self._add_imported(seen.modules, self._own_names)
+            self._drain()
 
     def held(self) -> Iterator[Any]:
         """What stands now at each place that was found, and what new containers at these places hold."""
@@ -135,7 +152,7 @@ class Reach:
             yield from parts_of(container)
         yield from (own[key] for own, _, _ in self.attributes for key in tuple(own))
         yield from (scope.get(key) for scope, keys, _ in self.variables for key in keys)
-        yield from (scope[name] for scope, names in self.absent for name in names if name in scope)
+        yield from (scope[name] for scope, names in self.absent for name in tuple(scope) if name in names)
         yield from (cell.cell_contents for cell, _ in self.cells if is_set(cell))
         yield from (getattr(value, slot, None) for value, slot, _ in self.slots)
         yield from (item for cls in self.classes for item in vars(cls).values())
@@ -149,7 +166,7 @@ class Reach:
             elif id(value) in self._numbers:
                 self.trail.append((path, "met", self._numbers[id(value)]))
             else:
-                self._number(value)
+                self._number(value, path)
                 begin = len(pending)
                 self._look_at(value, path)
                 pending[begin:] = pending[begin:][::-1]
@@ -157,6 +174,9 @@ class Reach:
     def _look_at(self, value: Any, path: str) -> None:
         """A proxy, or another object that raises when it is looked at, counts as itself alone."""
         try:
+            if is_ours(value):
+                self.trail.append((path, "one", id(value)))
+                return
             self.trail.append((path, *self._described(value)))
             self._visit(value, path)
         except Exception as error:
@@ -166,25 +186,50 @@ class Reach:
                 raise
             self.trail.append((path, type(value), id(value)))
 
-    def _number(self, value: Any) -> None:
+    def _number(self, value: Any, path: str) -> None:
         self._numbers[id(value)] = len(self.alive)
         self.alive.append(value)
+        self.first_paths.append(path)
 
     def _push(self, value: Any, path: str) -> None:
         self._pending.append((value, path))
 
     def _counts(self, name: Any, owner: Any) -> bool:
         """Is an attribute of that name read? Of objects of the user's own all are, unless the walk is narrow."""
+        if self._is_named(name, owner):
+            return True
+        named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
+        return (isinstance(owner, nn.Module) or not installed(named.__module__)) and self._takes_all(name)
+
+    def _is_named(self, name: Any, owner: Any) -> bool:
+        """In code that ran: in the user's own, where the owner is no module of torch and of no package."""
         seen = self._observed
         if seen is None:
             return True
         named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
-        if isinstance(owner, nn.Module) or installed(named.__module__):
-            return name in seen.names or (isinstance(owner, nn.Module) and self._takes_all(name))
-        return name in seen.own_names or self._takes_all(name)
+        return name in (seen.names if isinstance(owner, nn.Module) or installed(named.__module__) else seen.own_names)
+
+    def _reads(self, name: Any, owner: Any, path: str) -> bool:
+        """The same as `_counts`, of one that stands at a path."""
+        if not self._counts(name, owner) or path in self._ignored:
+            return False
+        if self._observed is not None and name not in self._names_for(type(owner)):
+            self.unnamed.add(path)
+        return True
+
+    def _names_for(self, cls: type) -> frozenset[str]:
+        """Those in the code that works with objects of a class: the user's own, and that of the packages it is of."""
+        if cls not in self._names_of_class:
+            seen = self._observed or Observed()
+            of_packages = [seen.scopes.get(base.__module__, set()) for base in cls.__mro__]
+            names = seen.names if installed(cls.__module__) else seen.own_names.union(*of_packages)
+            self._names_of_class[cls] = frozenset(names)
+        return self._names_of_class[cls]
 
     def runs(self, name: str, cls: type) -> bool:
         """Is an attribute of a class read by its name, or by an operator?"""
+        if counts_itself(cls, name):
+            return False
         return (name.startswith("__") and name not in _CLASS_NOISE) or self._counts(name, cls)
 
     def _takes_all(self, name: Any) -> bool:
@@ -194,7 +239,7 @@ class Reach:
     def _described(self, value: Any) -> tuple[Any, ...]:
         """Containers, objects and functions by their parts, which follow on the trail; all else by identity."""
         if isinstance(value, torch.Tensor):
-            return "tensor", id(value), layout_of(value)[:-1], self._storage_of(value)
+            return "tensor", id(value), type(value), layout_of(value)[:-1], self._storage_of(value)
         if isinstance(value, np.ndarray):
             return "array", type(value), looks_of(value), content_of(value)
         if isinstance(value, types.FunctionType):
@@ -217,7 +262,10 @@ class Reach:
     def _visit(self, value: Any, path: str) -> None:
         if isinstance(value, torch.Tensor):
             self.tensors[id(value)] = self._path_of_its_own(path)
-            if value.__dict__:
+            self.objects.append(value)
+            if type(value) not in _KINDS_OF_TENSORS:
+                self._push(type(value), path)
+            if value.__dict__ or self._observed is None:  # later their number shows, in its layout
                 self._add_attributes(value, path)
             self._push(value._backward_hooks, f"{path}'s hooks")
         elif isinstance(value, nn.Module):
@@ -256,25 +304,31 @@ class Reach:
         self.objects.append(module)
         own = vars(module)
         self._push(type(module), path)
-        self._add_keys(own, [key for key in own if key not in SHELVES and key not in _NOISE], module, path)
+        keys = [key for key in own if key not in SHELVES and key not in _NOISE]
+        self._add_keys(own, keys, module, path, [shelf for shelf in SHELVES if shelf in own])
         for shelf in SHELVES:
             items = own.get(shelf)
             if not isinstance(items, dict):  # of TorchScript
                 items = {}
-            self._number(items)
+            self._number(items, path)
             self.attributes.append((items, list(items), path))
             for name, item in items.items():
                 self._push(item, f"{path}.{name}")
         if self._observed is None and isinstance(names := own.get(BUFFER_NAMES), set):
             self.containers.append((names, path))
         if isinstance(module, torch.jit.ScriptModule):
+            self.stateful.append((module, path))
+            self.trail.append((path, "script", state_of(module)))
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 self._push(tensor, f"{path}.{name}")
 
-    def _add_keys(self, own: dict[str, Any], keys: Iterable[str], owner: Any, path: str) -> None:
-        read = [key for key in keys if self._counts(key, owner)]
+    def _add_keys(
+        self, own: dict[str, Any], keys: Iterable[str], owner: Any, path: str, also: Sequence[str] = ()
+    ) -> None:
+        """also: keys where it counts which object stands there, and what is in it is added by the caller."""
+        read = [key for key in keys if self._reads(key, owner, joined(path, key))]
         self.owners.append((owner, own))
-        self.attributes.append((own, read, path))
+        self.attributes.append((own, [*read, *also], path))
         for key in read:
             self._push(own[key], joined(path, key))
 
@@ -312,6 +366,8 @@ class Reach:
         self._push(function.__defaults__, path)
         self._push(function.__kwdefaults__, path)
         self._add_variables(function.__globals__, names_in(function.__code__))
+        if not seen:
+            self._add_imported(imported_by(function.__code__, function.__globals__), names_in(function.__code__))
 
     def _add_cells(self, function: types.FunctionType, path: str) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -321,22 +377,65 @@ class Reach:
 
     def _add_variables(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """The globals among `names`; where there is none, the builtin of that name."""
+        names = frozenset(names)
+        if _reads_any_variable(names) and not installed(scope.get("__name__")):
+            self._add_module(scope, names, "")
         self._add_named(scope, names, names, "")
-        imported = sorted(n for n in names if n not in scope and n in sys.modules and not installed(n))
-        for name in imported:  # in the function
-            self._add_named(vars(sys.modules[name]), names, names, f"{name}.")
-        if imported:
-            self.variables.append((sys.modules, imported, "sys.modules"))
+        self._add_imported([name for name in names if name not in scope], names)
         elsewhere = [name for name in names if name not in scope and name in vars(builtins)]
         self.variables.append((vars(builtins), elsewhere, "builtins"))
         for name in sorted(elsewhere):
             self._push(vars(builtins)[name], f"builtins.{name}")
 
-    def _add_named(self, scope: dict[str, Any], names: Iterable[str], deeper: Iterable[str], path: str) -> None:
+    def _add_imported(self, modules: Iterable[str], names: frozenset[str]) -> None:
+        """Those of the user's own that are in Python's table of modules."""
+        within = tuple(name.removesuffix(ANY_MODULE) for name in modules if name.endswith(ANY_MODULE))
+        modules = {*modules, *(name for name in tuple(sys.modules) if within and f"{name}.".startswith(within))}
+        imported = sorted(n for n in modules if isinstance(sys.modules.get(n), types.ModuleType) and not installed(n))
+        for name in imported:
+            self._add_module(vars(sys.modules[name]), names, f"{name}.")
+        if imported:
+            self.variables.append((sys.modules, imported, "sys.modules"))
+
+    @functools.cached_property
+    def _own_names(self) -> frozenset[str]:
+        return frozenset(self._observed.own_names if self._observed else ())
+
+    def _add_module(self, scope: dict[str, Any], names: frozenset[str], path: str) -> None:
+        """The variables of a Python module that code names: of a package those called `names`; of the user's own all,
+        as of his objects, for other code may read them where the module is handed on."""
+        own = not installed(scope.get("__name__"))
+        if own and self._observed is not None:
+            names = self._own_names
+        if (id(scope), names) in self._used:
+            return
+        self._used.add((id(scope), names))
+        if own and id(scope) not in self._whole:
+            self._whole.add(id(scope))
+            more = [key for key in scope if not key.startswith("__") and key not in names and self._takes_any()]
+            read = [key for key in more if f"{path}{key}" not in self._ignored]
+            if self._observed is not None:
+                self.unnamed.update(f"{path}{key}" for key in read)
+            read += names & scope.keys()
+            self._add_named(scope, read, names, path, AllBut(scope) if self._takes_any() else None)
+        else:
+            self._add_named(scope, names, names, path)
+
+    def _takes_any(self) -> bool:
+        return self._observed is None or not self._narrow or self._observed.by_any_name
+
+    def _add_named(
+        self,
+        scope: dict[str, Any],
+        names: Iterable[str],
+        deeper: frozenset[str],
+        path: str,
+        absent: Container[str] | None = None,
+    ) -> None:
         """The variables called `names` of a Python module, and of the modules among them those called `deeper`."""
         here = sorted(name for name in names if name in scope)
         self.variables.append((scope, here, path.removesuffix(".")))
-        self.absent.append((scope, frozenset(names) - set(here)))
+        self.absent.append((scope, frozenset(names) - set(here) if absent is None else absent))
         own = not installed(scope.get("__name__"))
         for name in here:
             value = scope[name]
@@ -345,11 +444,8 @@ class Reach:
                     self._push(value, f"{path}{name}")
                 else:
                     self.trail.append((f"{path}{name}", "one", id(value)))
-            elif self._observed is not None or not installed(value.__name__):
-                at = (id(value), frozenset(deeper))
-                if at not in self._used:
-                    self._used.add(at)
-                    self._add_named(vars(value), deeper, deeper, f"{path}{name}.")
+            elif name in deeper and (self._observed is not None or not installed(value.__name__)):
+                self._add_module(vars(value), deeper, f"{path}{name}.")
 
     def _visit_class(self, cls: type, path: str) -> None:
         if not cls.__flags__ & _HEAP_TYPE:
@@ -369,7 +465,7 @@ class Reach:
     def _visit_python_module(self, module: types.ModuleType, path: str) -> None:
         """Held by an object: all of a module of the user's own counts."""
         if not installed(module.__name__):
-            self._add_named(vars(module), [key for key in vars(module) if not key.startswith("__")], (), f"{path}.")
+            self._add_module(vars(module), frozenset(), f"{path}.")
 
     def _visit_object(self, value: Any, path: str) -> None:
         if self._has_state(value):
@@ -389,7 +485,7 @@ class Reach:
         self._push(type(value), path)
         self._add_attributes(value, path)
         for slot in slots:
-            if self._counts(slot, value):
+            if self._reads(slot, value, joined(path, slot)):
                 self.slots.append((value, slot, path))
                 self._push(getattr(value, slot, None), f"{path}.{slot}")
         if isinstance(value, _WRAPPERS):
@@ -421,7 +517,7 @@ class Reach:
 
     def weak_trail(self, refs: Iterable[tuple[Any, str]]) -> Trail:
         """What hangs on objects that nothing but weak references leads to; they are not kept alive."""
-        apart = Reach(self._observed, narrow=self._narrow)
+        apart = Reach(self._observed, narrow=self._narrow, ignored=self._ignored)
         apart._numbers = dict(self._numbers)
         apart.weak += refs
         while apart.weak:
@@ -438,6 +534,36 @@ def joined(path: str, key: Any) -> str:
     """The path of what stands at a key. The text of a key that is an object may be long in the making: a tensor's."""
     name = str(key) if type(key) in _PLAIN_TYPES else type(key).__name__
     return f"{path}.{name}" if path else name
+
+
+def _reads_any_variable(names: frozenset[str]) -> bool:
+    """Of its own module, by names that stand nowhere in the code."""
+    return not names.isdisjoint(_SCOPE_BY_ANY_NAME) or {"sys", "modules"} <= names
+
+
+class AllBut:
+    """Every name but those that are there, and those of Python's own."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._names and not str(name).startswith("__")
+
+
+def is_ours(value: Any) -> bool:
+    """An object of edgetrain's own, such as a step that a trainer keeps: nothing that a model reads hangs on it."""
+    module = type(value).__module__
+    return (
+        isinstance(module, str)
+        and module.startswith(_OURS)
+        and not (module.startswith(_MODELS) or is_a(value, nn.Module | torch.Tensor))
+    )
+
+
+def counts_itself(cls: type, key: str) -> bool:
+    """The number of the next hook: the hooks of a capture raise it too, and nothing depends on it."""
+    return cls is RemovableHandle and key == "next_id"
 
 
 def slots_of(cls: type) -> Iterator[str]:
@@ -505,7 +631,7 @@ def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
         return tensor.shape, tensor.stride(), tensor.dtype, None
     return (
         tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
-        tensor._backward_hooks is None, len(tensor.__dict__), tensor._post_accumulate_grad_hooks is None,
+        id(tensor._backward_hooks), len(tensor.__dict__), id(tensor._post_accumulate_grad_hooks),
         tensor.data_ptr(),
     )  # fmt: skip
 
@@ -522,6 +648,8 @@ def state_of(value: Any) -> Any:
     """What moves when such an object is used: something that can be compared."""
     if isinstance(value, weakref.ReferenceType):
         return id(target_of(value))
+    if isinstance(value, torch.jit.ScriptModule):
+        return repr(attributes_of_script(value))
     if isinstance(value, ContextVar):
         return id(value.get(None))
     if isinstance(value, random.Random):
@@ -543,6 +671,19 @@ def state_of(value: Any) -> Any:
     if isinstance(value, io.IOBase):
         return _state_of_stream(value)
     return [id(item) for item in _held(value)], list(_position(value))
+
+
+def attributes_of_script(module: Any) -> dict[str, Any]:
+    """Those that TorchScript keeps, but its tensors and what it cannot give to Python."""
+    if "_concrete_type" not in vars(module):  # scripted and not loaded; or in the making
+        return {}
+    kept = {}
+    for name in module._concrete_type.get_attributes():
+        with contextlib.suppress(RuntimeError, AttributeError):
+            value = module._c.getattr(name)
+            if not isinstance(value, torch.Tensor | torch.ScriptObject):
+                kept[name] = value
+    return kept
 
 
 def _state_of_stream(stream: Any) -> tuple[int, Any] | None:

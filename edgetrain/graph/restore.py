@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.hooks import RemovableHandle
 
 from edgetrain.graph.counters import Place, text_of
 from edgetrain.graph.observe import Observed
@@ -35,7 +36,9 @@ from edgetrain.graph.reach import (
     LARGE_BYTES,
     PLAIN,
     Reach,
+    attributes_of_script,
     content_of,
+    counts_itself,
     is_a,
     is_set,
     items_of,
@@ -59,7 +62,7 @@ class Before:
         self._absent = reach.absent
         self._containers = [(c, parts_of(c), path) for c, path in reach.containers if isinstance(c, _CHANGING)]
         self._cells = [(c, c.cell_contents if is_set(c) else _MISSING, path) for c, path in reach.cells]
-        self._classes = [(c, dict(vars(c))) for c in reach.classes]
+        self._classes = [(c, _attributes_of(c)) for c in reach.classes]
         self._slots = [(value, slot, getattr(value, slot, _MISSING), path) for value, slot, path in reach.slots]
         self._functions = [(f, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
         self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
@@ -96,7 +99,7 @@ class Before:
         for own, values, path in self._objects:
             yield from ((joined(path, key), own[key]) for key in own if key not in values)
         for scope, names in self._absent:
-            yield from ((name, scope[name]) for name in names if name in scope)
+            yield from ((name, scope[name]) for name in tuple(scope) if name in names)
         for container, items, path in self._containers:
             now_items = parts_of(container)
             if len(now_items) != len(items) or any(map(_is_other, now_items, items)):
@@ -106,7 +109,7 @@ class Before:
             if _is_other(now, was):
                 yield path, now
         for cls, attributes in self._classes:
-            moved = [key for key, now in vars(cls).items() if now is not attributes.get(key)]
+            moved = [key for key, now in _attributes_of(cls).items() if now is not attributes.get(key)]
             yield from ((f"{cls.__name__}.{key}", vars(cls)[key]) for key in moved)
         for value, slot, was, path in self._slots:
             if _is_other(getattr(value, slot, _MISSING), was):
@@ -142,7 +145,7 @@ class Before:
                 put = partial(operator.setitem, scope, key)
                 yield Place(scope[key], put, joined(path, key), _tuple_items(values[key]))
         for scope, names in self._absent:
-            for name in [name for name in names if name in scope]:
+            for name in [name for name in scope if name in names]:
                 yield Place(scope[name], partial(operator.setitem, scope, name), name)
         for container, items, path in self._containers:
             yield from _places_in(container, items, path, moved)
@@ -151,7 +154,7 @@ class Before:
                 put = partial(setattr, cell, "cell_contents")
                 yield Place(cell.cell_contents, put, path, _tuple_items(was))
         for cls, attributes in self._classes:
-            for key in [key for key, now in vars(cls).items() if moved(now, attributes.get(key, _MISSING))]:
+            for key in [k for k, now in _attributes_of(cls).items() if moved(now, attributes.get(k, _MISSING))]:
                 yield Place(vars(cls)[key], partial(type.__setattr__, cls, key), f"{cls.__name__}.{key}")
         for value, slot, was, path in self._slots:
             now = getattr(value, slot, _MISSING)
@@ -214,10 +217,12 @@ class Before:
                 else:
                     del own[key]
         for scope, values, _ in self._variables:
-            scope.update({key: value for key, value in values.items() if scope.get(key, _MISSING) is not value})
+            moved = {key: value for key, value in values.items() if scope.get(key, _MISSING) is not value}
+            scope.update({k: value for k, value in moved.items() if seen is None or everything or k in seen.names})
         for scope, names in self._absent:
-            for name in [name for name in names if name in scope]:
-                del scope[name]
+            for name in [name for name in scope if name in names]:
+                if seen is None or everything or name in seen.names:
+                    del scope[name]
         for container, items, _ in self._containers:
             if everything or touched is None or id(container) in touched:
                 _fill(container, items)
@@ -232,7 +237,7 @@ class Before:
         for cls, attributes in self._classes:
             for key in [key for key, value in attributes.items() if vars(cls).get(key, _MISSING) is not value]:
                 type.__setattr__(cls, key, attributes[key])
-            for key in [key for key in vars(cls) if key not in attributes]:
+            for key in [key for key in _attributes_of(cls) if key not in attributes]:
                 type.__delattr__(cls, key)
         for value, slot, was, _ in self._slots:
             if getattr(value, slot, _MISSING) is not was:
@@ -277,7 +282,14 @@ class Before:
 
 
 _CHANGING = (list, dict, set, deque)
-_LEFT_ALONE = (torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, np.ndarray, partial, *_CHANGING)
+_LEFT_ALONE = (
+    torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, np.ndarray, partial, RemovableHandle,
+    *_CHANGING,
+)  # fmt: skip
+
+
+def _attributes_of(cls: type) -> dict[str, Any]:
+    return {key: value for key, value in vars(cls).items() if not counts_itself(cls, key)}
 
 
 def _folder() -> str | None:
@@ -383,6 +395,9 @@ def _put_back(value: Any) -> Callable[[], object] | None:
         bits: Any = value.bit_generator if isinstance(value, np.random.Generator) else value
         bit_state = bits.state
         return lambda: setattr(bits, "state", bit_state)
+    if isinstance(value, torch.jit.ScriptModule):
+        kept = attributes_of_script(value)
+        return lambda: [value._c.setattr(name, was) for name, was in kept.items()]
     if isinstance(value, np.random.RandomState):
         old = value.get_state(legacy=False)
         return lambda: value.set_state(old)

@@ -52,6 +52,13 @@ _SWITCHES: tuple[Callable[[], object], ...] = (
 )
 
 
+def function_modes() -> list[object]:
+    """The modes that are around the step and see each function of torch that is called: `with torch.device(…)` is one.
+    A step is captured again where another one stands there, or its attributes are other."""
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(number) for number in range(count)] if count else []
+
+
 def settings() -> tuple[object, ...]:
     """All of them, to be compared."""
     return tuple([get() for get in _SWITCHES])

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.graph.counters import unwatch_values, watch_values
+from edgetrain.graph.counters import shown_as_they_are, unwatch_values, watch_values
 from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
 from edgetrain.graph.restore import Before
@@ -77,14 +77,25 @@ def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before
     """Each capture starts from what the one before left behind. Returns what is wrong with it, if anything."""
     begin_s = time.perf_counter()
     was = _moved(before)
+    blind: set[str] = set()  # where code takes nothing but a number itself
+
+    def takes_another(path: str) -> bool:
+        return path not in blind
+
     for number in range(1, MOST_CAPTURES):
-        used = watch_values(place for state in before for place in state.places())
-        again = _again(first, make, record, before)
+        used: set[str] = set()
+        watched = _watch(before, used, takes_another)
+        failed = _again(first, make, record, before)
+        if failed is not None and watched:
+            used.clear()
+            failed = _again(first, make, record, before)
+            if failed is None:
+                blind.update(_refused(watched, first, make, record, before, used))
+        if failed is not None:
+            return failed
         now = _moved(before)
         moving = [path for path in now if now[path] != was.get(path)]
-        if difference := first_difference(first.signature, again.signature):
-            return _unsteady(difference, before)
-        if decides_by := _deciding(moving, used, before, was):
+        if decides_by := _deciding(moving, used, before, was, blind):
             return decides_by
         if not moving or (number > 2 and time.perf_counter() - begin_s > MOST_S):
             break
@@ -92,29 +103,58 @@ def _repeat(first: W, make: Callable[[], W], record: Callable[[W], None], before
     return None
 
 
-def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> W:
-    """One more; what stands in for numbers may be refused by code that takes nothing else."""
+def _watch(before: Sequence[Before], used: set[str], at: Callable[[str], bool]) -> list[str]:
+    return watch_values((place for state in before for place in state.places()), used, at)
+
+
+def _refused(
+    paths: Sequence[str],
+    first: W,
+    make: Callable[[], W],
+    record: Callable[[W], None],
+    before: Sequence[Before],
+    used: set[str],
+) -> set[str]:
+    """Those of the paths where code refuses what stands in for a number, or does something else with it; the others
+    are watched."""
+    blind: set[str] = set()
+    groups = [[*dict.fromkeys(paths)]]
+    while groups:
+        group = groups.pop()
+        noted: set[str] = set()
+        _watch(before, noted, frozenset(group).__contains__)
+        if _again(first, make, record, before) is None:
+            used |= noted
+        elif len(group) == 1:
+            blind.update(group)
+        else:
+            groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+    return blind
+
+
+def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before]) -> UserError | None:
+    """One more. Returns what is wrong with it, if anything."""
     for state in before:
         state.clear_caches()
     again = make()
     again.expect(first.signature)
     try:
-        try:
-            record(again)
-        except UserError as error:
-            if raised_by_handler(error):
-                raise
-            _unwatch(before)
-            again = make()
+        with shown_as_they_are():
             record(again)
     except UserError as error:
-        raise _once_only(error, before) from error.__cause__
+        if raised_by_handler(error):
+            raise
+        _unwatch(before)
+        wrong = _once_only(error, before)
+        wrong.__cause__ = error.__cause__
+        return wrong
     finally:
         _unwatch(before)
     first.seen.merge(again.seen)
     for state in before:
         state.clear_caches()
-    return again
+    difference = first_difference(first.signature, again.signature)
+    return _unsteady(difference, before) if difference else None
 
 
 def _unwatch(before: Sequence[Before]) -> None:
@@ -127,10 +167,10 @@ def _moved(before: Sequence[Before]) -> dict[str, str]:
 
 
 def _deciding(
-    moving: Sequence[str], used: set[str], before: Sequence[Before], was: Mapping[str, str]
+    moving: Sequence[str], used: set[str], before: Sequence[Before], was: Mapping[str, str], blind: set[str]
 ) -> UserError | None:
     """By what moves each time; what moved once (`self.built = True`) may well be used, and what was appended is new."""
-    blind = {path for state in before for path in state.unseen()} | {"os.environ"}
+    blind = {path for state in before for path in state.unseen()} | {"os.environ"} | blind
     within = {path[:at] for path in used for at in range(len(path) + 1) if path[at : at + 1] in ("", ".")}
     decides_by = [path for path in moving if path in within or (path in blind and path in was)]
     if not decides_by:

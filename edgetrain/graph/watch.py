@@ -42,12 +42,14 @@ from edgetrain.graph.reach import (
     state_of,
     target_of,
 )
+from edgetrain.graph.settings import function_modes
 from edgetrain.native import same
 from edgetrain.native.signals import raised_by_handler
 
 Root = tuple[Any, str]
 _MISSING = object()
 WALKS = 5  # that another thread may spoil before it counts as a change
+MAX_HARMLESS = 8  # captures of one step that a change led to and that were the same
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
 
 
@@ -55,7 +57,10 @@ class Watch:
     """roots: what the capture started from, each with its path.
 
     optimizer: its parameters count, and its settings do not: a step reads them each time it runs.
-    narrow: attributes whose names stand in no code that ran do not count.
+    ignored: paths of attributes and variables that have changed and made no difference, and that no code that ran
+    names.
+    harmless: how many changes made no difference; after `MAX_HARMLESS` nothing counts whose name stands in no code that
+    ran.
     """
 
     def __init__(
@@ -64,16 +69,38 @@ class Watch:
         observed: Observed,
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        narrow: bool = False,
+        ignored: frozenset[str] = frozenset(),
+        harmless: int = 0,
     ) -> None:
-        self._roots, self._observed, self._optimizer, self._narrow = roots, observed, optimizer, narrow
+        self._roots, self._observed, self._optimizer = roots, observed, optimizer
+        self._ignored, self._harmless = ignored, harmless
         reads_it = not observed.complete or not observed.names.isdisjoint(_ENVIRONMENT)
         self._environment: dict[bytes, bytes] | None = vars(os.environ)["_data"] if reads_it else None
         self._look()
 
-    def narrowed(self) -> Watch:
-        """The same, after a change that made no difference: a list that a training loop keeps, for example."""
-        return Watch(self._roots, self._observed, self._optimizer, narrow=True)
+    def after(self, before: Watch) -> Watch:
+        """The same, after a change that made no difference: a list that a training loop keeps, for example. What has
+        changed since `before` is ignored from here on, where no code that ran names it."""
+        ignored = before._ignored
+        if not self._observed.by_any_name:
+            unnamed = before._unnamed | self._unnamed
+            ignored |= {place for path in self._moved_since(before) if (place := _innermost(path, unnamed))}
+        return Watch(
+            self._roots, self._observed, self._optimizer, ignored=ignored, harmless=before._harmless + 1
+        )  # fmt: skip
+
+    def _moved_since(self, before: Watch) -> set[str]:
+        """The paths at which something else stands."""
+        then, now = before._by_path(), self._by_path()
+        return {path for path in then.keys() | now.keys() if then.get(path) != now.get(path)}
+
+    def _by_path(self) -> dict[str, list[Any]]:
+        """The trail without the order and the numbers of what was met: one more at one place leaves all others."""
+        entries: dict[str, list[Any]] = {}
+        for path, *what in self._trail:
+            met = what[0] == "met"
+            entries.setdefault(path, []).append(("met", self._first_paths[what[1]]) if met else what)
+        return entries
 
     def holds(self) -> bool:
         """Nothing that counts has changed since the capture."""
@@ -102,9 +129,11 @@ class Watch:
         return [] if self._optimizer is None else self._optimizer.param_groups
 
     def _walk(self) -> Reach:
-        reach = Reach(self._observed, narrow=self._narrow)
+        reach = Reach(self._observed, narrow=self._harmless > MAX_HARMLESS, ignored=self._ignored)
         for value, path in self._roots:
             reach.add(value, path)
+        for number, mode in enumerate(function_modes()):
+            reach.add(mode, f"mode.{number}")
         for number, group in enumerate(self._groups):
             reach.add(group["params"], f"optimizer.{number}")
         if self._optimizer is not None:
@@ -139,7 +168,9 @@ class Watch:
     def _look(self) -> None:
         reach = self._walk()
         self._trail, self._alive, self._registered = reach.trail, reach.alive, get_cache_token()
+        self._first_paths, self._unnamed = reach.first_paths, reach.unnamed
         self._at = self._folder()
+        self._modes = function_modes()
         self._look_at_names(reach)
         self._look_at_objects(reach)
         self._look_at_weak(reach)
@@ -214,6 +245,7 @@ class Watch:
                 and self._environment == self._variables
                 and get_cache_token() == self._registered
                 and self._folder() == self._at
+                and (len(now := function_modes()) == len(self._modes) and all(map(is_, now, self._modes)))
                 and self._weak_holds()
             )
         except (KeyError, IndexError, ValueError, RuntimeError) as error:
@@ -246,6 +278,15 @@ def _rows(items: Iterable[tuple[Any, Any, Any]], sizes: Mapping[int, tuple[Any, 
         (mapping, sizes[number][1] if number in sizes else None, tuple(there), tuple(there.values()))
         for number, (mapping, there) in held.items()
     ]
+
+
+def _innermost(path: str, places: set[str]) -> str | None:
+    """The longest of the places that the path leads through."""
+    while path not in places:
+        path, _, rest = path.rpartition(".")
+        if not rest or not path:
+            return None
+    return path
 
 
 def _has(owner: Any, held: dict[str, Any]) -> bool:

@@ -192,7 +192,7 @@ class StepMaker:
         before = same[-1].steps[0]
         assert isinstance(before, CompiledStep)  # as it was for the same batch
         step = self._compiled(before.graph, before.plan, part.captured.externals, before.costs)
-        captured = replace(part.captured, watch=part.captured.watch.narrowed())
+        captured = replace(part.captured, watch=part.captured.watch.after(same[-1].captured.watch))
         return Variant([step], captured)
 
     def _capture(self, batch: tuple[Any, ...], *, clips: bool = True) -> Part:

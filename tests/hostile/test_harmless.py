@@ -188,6 +188,78 @@ def test_a_habit_that_harms_nobody(name: str, warmed: bool) -> None:
     assert losses[0] == losses[1]
 
 
+class Trainer:
+    """As one writes it: it keeps the step, and hooks' handles, and its method is the loss."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        torch.manual_seed(0)
+        self.model: Any = nn.Sequential(nn.Linear(8, 8))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        step = et.prepare(self.model, self.loss, self.optimizer, (X,))
+        if keeps:
+            self.step, self.plan, self.steps = step, step.plan, [step]
+        self.run = {0: step} if keeps else step.__call__
+
+    def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+        return mean_square(model, x)
+
+
+def walked(step: et.Step) -> int:
+    assert step._captured is not None
+    return len(step._captured.watch._alive)
+
+
+def test_a_trainer_that_keeps_its_step() -> None:
+    numbers = []
+    for keeps in (False, True):
+        trainer: Any = Trainer(keeps=keeps)
+        step = trainer.step if keeps else trainer.run.__self__
+        losses = [float(step(X)) for _ in range(10)]
+        numbers.append((losses, walked(step)))
+        assert step._captures <= 2
+        assert "_forward_hooks" in vars(trainer.model)
+    assert numbers[0][0] == numbers[1][0]
+    assert abs(numbers[0][1] - numbers[1][1]) < 30
+
+
+HANDLES: dict[str, Callable[[Any], Any]] = {
+    "forward": lambda m: m.linear.register_forward_hook(lambda *a: None),
+    "forward pre": lambda m: m.linear.register_forward_pre_hook(lambda *a: None),
+    "backward": lambda m: m.linear.register_full_backward_hook(lambda *a: None),
+    "parameter": lambda m: m.linear.weight.register_hook(lambda g: None),
+    "state dict": lambda m: m.linear.register_state_dict_pre_hook(lambda *a: None),
+    "all modules": lambda m: nn.modules.module.register_module_forward_hook(lambda *a: None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", HANDLES)
+def test_a_model_that_keeps_the_handle_of_a_hook(name: str) -> None:
+    model: Any = Habit(lambda m, x: None)
+    model.handle = HANDLES[name](model)
+    model.handles = [model.linear.register_forward_hook(lambda *a: None)]
+    try:
+        step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+        step(X)
+        model.handles.append(model.linear.register_forward_hook(lambda *a: None))
+        step(X)
+    finally:
+        model.handle.remove()
+
+
+def hooks_for_the_time(m: Any, x: Tensor) -> None:
+    with_hook = m.linear.register_forward_hook(lambda *a: None)
+    m.handle = with_hook
+    m.linear(x)
+    with_hook.remove()
+
+
+def test_a_hook_that_is_registered_each_time() -> None:
+    model = Habit(hooks_for_the_time)
+    step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    step(X)
+
+
 def counts_lazily(m: Any, x: Tensor) -> Tensor:
     if not hasattr(m, "steps"):
         m.steps = torch.zeros(3)

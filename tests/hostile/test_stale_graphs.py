@@ -11,14 +11,19 @@ from __future__ import annotations
 import array
 import builtins
 import collections
+import contextlib
 import contextvars
+import copy
 import ctypes
 import datetime
 import enum
 import functools
+import inspect
 import itertools
+import json
 import operator
 import os
+import pickle
 import random
 import secrets
 import sys
@@ -39,6 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, prune
+from torch.overrides import TorchFunctionMode
 
 import edgetrain as et
 from edgetrain.errors import UserError
@@ -550,7 +556,7 @@ OUTSIDE: dict[str, tuple[Callable[[Any], float], Callable[[pytest.MonkeyPatch], 
     "global function": (lambda m: helper(), lambda p: p.setitem(globals(), "helper", other_helper)),
     "builtin": (lambda m: float(abs(-1.0)), lambda p: p.setattr(builtins, "abs", lambda v: 2.0)),
     "global before a builtin": (lambda m: float(round(1.2)), lambda p: p.setitem(globals(), "round", lambda v: 2.0)),
-    "by globals()": (lambda m: globals()["SC" + "ALE"], lambda p: p.setitem(globals(), "SCALE", 2.0)),
+    "by globals()": (lambda m: globals()["".join(["SC", "ALE"])], lambda p: p.setitem(globals(), "SCALE", 2.0)),
     "own module": (lambda m: sys.modules[__name__].SCALE, lambda p: p.setitem(globals(), "SCALE", 2.0)),
     "environment": (lambda m: float(os.environ.get("SCALE", "1")), lambda p: p.setenv("SCALE", "2")),
     "getenv": (lambda m: float(os.getenv("SCALE") or 1), lambda p: p.setenv("SCALE", "2")),
@@ -636,6 +642,32 @@ class Twice(nn.Module):
         return x * 2
 
 
+class Scaled(nn.Parameter):
+    scale = 3.0
+
+
+class Third(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self) -> Any:
+        scale: Any = self.scale
+        return scale * getattr(scale, "k", 1.0)
+
+
+def parts(m: Any) -> Any:
+    """What the model scales with."""
+    return getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0) * m.third()
+
+
+def with_a_third(read: Callable[[Any], Any]) -> Any:
+    model: Any = Net(read)
+    model.third = Third()
+    model.second.weight.register_hook(lambda g: g)
+    return model
+
+
 def hook_gradient(gradient: Tensor) -> Tensor:
     return gradient * 2
 
@@ -667,6 +699,16 @@ MODELS: dict[str, Callable[[Any], object]] = {
     "shared data": lambda m: setattr(m.first.bias, "data", m.first.weight.data[0]),
     "attribute of a parameter": lambda m: setattr(m.first.weight, "scale", 3.0),
     "bias removed": lambda m: setattr(m.first, "bias", None),
+    "other dict of parameters": lambda m: setattr(
+        m.first, "_parameters", {"weight": nn.Parameter(torch.eye(3)), "bias": m.first.bias}),
+    "other dict of buffers": lambda m: setattr(m.third, "_buffers", {"scale": torch.full((2,), 3.0)}),
+    "other dict of buffers, of another type": lambda m: setattr(m.third, "_buffers", {"scale": torch.ones(1)}),
+    "other dict of modules": lambda m: setattr(m, "_modules", {**m._modules, "first": Twice()}),
+    "other dict of hooks": lambda m: setattr(m.first, "_forward_hooks", {0: lambda _m, _a, out: out * 2}),
+    "other hooks of a parameter": lambda m: setattr(
+        m.second.weight, "_backward_hooks", collections.OrderedDict({0: hook_gradient})),
+    "class of a parameter": lambda m: setattr(m.first.weight, "__class__", Scaled),
+    "attribute of a buffer": lambda m: setattr(m.third.scale, "k", 3.0),
 }  # fmt: skip
 
 
@@ -674,7 +716,7 @@ MODELS: dict[str, Callable[[Any], object]] = {
 def test_a_model_that_is_changed(name: str) -> None:
     def make() -> Case:
         torch.manual_seed(3)  # spectral norm draws
-        model = Net(lambda m: getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0))
+        model = with_a_third(parts)
         return Case(model, mean_square, lambda: MODELS[name](model))
 
     agrees(make)
@@ -684,7 +726,7 @@ def test_a_model_that_is_changed(name: str) -> None:
 def test_a_model_that_has_it_from_the_start(name: str) -> None:
     def make() -> Case:
         torch.manual_seed(3)  # spectral norm draws
-        model = Net(lambda m: getattr(m.first.weight if "weight" in m.first._parameters else m, "scale", 1.0))
+        model = with_a_third(parts)
         MODELS[name](model)
         return Case(model, mean_square, lambda: None)
 
@@ -725,6 +767,83 @@ def test_parameters_in_another_order_in_the_optimizer() -> None:
         step(X)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), theirs.parameters(), strict=True))
     assert len(list(twin.parameters())) == 4
+
+
+class Mode(TorchFunctionMode):
+    """Around a step: it scales what `relu` gives."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.seen = scale, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * self.scale if func is F.relu else result
+
+
+class OtherMode(Mode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result + self.scale if func is F.relu else result
+
+
+AROUND: dict[str, list[Callable[[], Any]]] = {
+    "another": [lambda: [Mode(1.0)], lambda: [Mode(3.0)]],
+    "of another class": [lambda: [Mode(1.0)], lambda: [OtherMode(1.0)]],
+    "in another order": [lambda: [Mode(2.0), OtherMode(2.0)], lambda: [OtherMode(2.0), Mode(2.0)]],
+    "one more": [lambda: [Mode(2.0)], lambda: [Mode(2.0), Mode(2.0)]],
+    "none": [lambda: [Mode(2.0)], list],
+    "and a device": [lambda: [torch.device("cpu"), Mode(2.0)], lambda: [torch.device("cpu"), Mode(3.0)]],
+    "the same again": [lambda: [Mode(2.0)], lambda: [Mode(2.0)], lambda: [Mode(2.0)], lambda: [Mode(3.0)]],
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_modes_around_a_step(name: str) -> None:
+    losses: list[list[float]] = []
+    for ours in (False, True):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        step: Any = None
+        losses.append([])
+        for modes in AROUND[name]:
+            with contextlib.ExitStack() as around:
+                for mode in modes():
+                    around.enter_context(mode)
+                if ours:
+                    step = step or et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve")
+                    losses[-1].append(float(step(X)))
+                else:
+                    optimizer.zero_grad()
+                    value = mean_square(model, X)
+                    value.backward()
+                    optimizer.step()
+                    losses[-1].append(float(value.detach()))
+    assert losses[0] == losses[1]
+
+
+def test_an_attribute_of_a_mode_around_a_step() -> None:
+    mode = Mode(1.0)
+
+    def change() -> None:
+        mode.scale = 3.0
+
+    def make() -> Case:
+        mode.scale = 1.0
+        return Case(Net(), mean_square, change)
+
+    with mode:
+        assert agrees(make) == "same"
+
+
+def test_modes_that_are_entered_anew_make_no_captures() -> None:
+    model = Net()
+    with torch.device("cpu"), Mode(2.0):
+        step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.01), (X,))
+    for _ in range(6):
+        with torch.device("cpu"), Mode(2.0):
+            step(X)
+    assert step._captures == 1
 
 
 # ---- what moves by itself -----------------------------------------------------------------------------------------
@@ -886,3 +1005,89 @@ def test_a_list_that_a_training_loop_keeps_does_not_make_each_step_a_capture() -
         loop.number = number
         captures.append(step._captures)
     assert captures[-1] == captures[3]
+
+
+class Level:
+    def __init__(self) -> None:
+        self.level = 1.0
+        self.log: list[int] = []
+
+
+JOINED = "".join(["lev", "el"])
+BY_ANY_NAME: dict[str, Callable[[], Callable[[Any], float]]] = {
+    "hasattr": lambda: lambda c: 2.0 if hasattr(c, JOINED + "s") else 1.0,
+    "attrgetter": lambda: operator.attrgetter(JOINED),
+    "map": lambda: lambda c: next(map(getattr, [c], [JOINED])),
+    "partial": lambda: lambda c: functools.partial(getattr)(c, JOINED),
+    "object.__getattribute__": lambda: lambda c: object.__getattribute__(c, JOINED),
+    "getattr_static": lambda: lambda c: inspect.getattr_static(c, JOINED),
+    "format": lambda: lambda c: float(("{0." + JOINED + "}").format(c)),
+    "__reduce_ex__": lambda: lambda c: c.__reduce_ex__(2)[2][JOINED],
+    "pickle": lambda: lambda c: 1.0 + pickle.dumps(c)[-8] % 7 + len(pickle.dumps(c)),
+    "copy": lambda: lambda c: copy.copy(c).__dict__[JOINED],
+    "json": lambda: lambda c: float(json.dumps(c, default=vars).count("2.0") + 1),
+    "getattr": lambda: lambda c: getattr(c, JOINED),
+    "vars": lambda: lambda c: vars(c)[JOINED],
+}
+
+
+@pytest.mark.parametrize("name", BY_ANY_NAME)
+def test_a_computed_name_after_a_change_that_makes_no_difference(name: str) -> None:
+    losses: list[list[float]] = []
+    for ours in (False, True):
+        held, read = Level(), BY_ANY_NAME[name]()
+        model: Any = Net(lambda m, held=held, read=read: read(held))  # type: ignore[misc]
+        model.log = held.log = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        step: Any = et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve") if ours else None
+        losses.append([])
+        for number in range(5):
+            if number == 3:
+                held.level = held.levels = 2.0  # type: ignore[attr-defined]
+            if not ours:
+                optimizer.zero_grad()
+                value = mean_square(model, X)
+                value.backward()
+                optimizer.step()
+            losses[-1].append(float(step(X)) if ours else float(value.detach()))
+            model.log.append(number)
+    assert losses[0] == losses[1]
+
+
+class Harmless(nn.Module):
+    """A model whose training loop keeps all kinds of things on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.losses, self.best, self.outputs = Net(), [0.0], 9.0, {"last": torch.ones(2)}
+        self.tracker = types.SimpleNamespace(history=collections.deque([1]), inner=Plain())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y * getattr(self, "factor", 1.0) if hasattr(self, "factor") else y
+
+
+def test_what_changes_each_step_and_makes_no_difference_is_ignored() -> None:
+    model: Any = Harmless()
+    step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.01), (X,))
+    captures = []
+    for number in range(10):
+        loss = step(X)
+        model.losses.append(float(loss))
+        model.best = min(model.best, number)
+        model.outputs["last"] = loss
+        model.outputs[f"step {number}"] = [loss]
+        model.tracker.history.appendleft(loss)
+        model.tracker.inner.more = {"loss": loss}
+        captures.append(step._captures)
+    assert captures[-1] == captures[1] == 2
+    model.factor = 2.0
+    before = [p.clone() for p in model.parameters()]
+    assert float(step(X)) == float(value_of(model, before))
+
+
+def value_of(model: nn.Module, parameters: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        for p, before in zip(model.parameters(), parameters, strict=True):
+            p.copy_(before)
+        return mean_square(model, X)

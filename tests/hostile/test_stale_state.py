@@ -7,22 +7,36 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import contextvars
+import copy
+import cProfile
+import csv
 import ctypes
+import datetime
+import email.utils
 import enum
 import functools
 import gc
 import heapq
 import io
+import json
+import logging
 import mmap
 import os
+import pickle
+import pprint
 import queue
 import random
 import resource
 import sqlite3
+import string
+import struct
 import sys
 import tempfile
+import threading
 import time
+import timeit
 import types
 import uuid
 import weakref
@@ -37,11 +51,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 from test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
 from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 import edgetrain as et
 from edgetrain.errors import UserError
+from edgetrain.graph import observe
 
 ELSEWHERE: list[Any] = []  # named by no code that is captured
 
@@ -436,6 +453,124 @@ MOVING: dict[str, Callable[[Any], float]] = {
 }
 
 
+def with_a_log(show: Callable[[Any, Any], object]) -> Callable[[Any], float]:
+    """What counts is shown, by code that may take nothing but a number, and then decides."""
+
+    def read(model: Any) -> float:
+        number = calls(model)
+        show(model, model.calls)
+        return after(number)
+
+    return read
+
+
+class OwnEncoder(json.JSONEncoder):
+    def default(self, o: Any) -> Any:
+        return o.tolist() if isinstance(o, np.ndarray) else super().default(o)
+
+
+def no_number_but_an_int(value: Any) -> None:
+    assert type(value) is int
+
+
+def or_nothing(value: Any) -> None:
+    with contextlib.suppress(TypeError):
+        datetime.timedelta(value)
+
+
+SHOWS: dict[str, Callable[[Any, Any], object]] = {
+    "json": lambda m, n: json.dumps({"step": n, "more": [n, {"k": n}]}),
+    "json of a stats dict": lambda m, n: json.dumps(m.__dict__.setdefault("stats", {}) | {"n": n}),
+    "json of an attribute's dict": lambda m, n: (m.__dict__.setdefault("stats", {"n": 0}).update(n=n),
+                                                 json.dumps(m.stats)),
+    "json of a list": lambda m, n: (m.__dict__.setdefault("log", []).append(n), json.dumps(m.log, indent=1)),
+    "json by an own encoder": lambda m, n: json.dumps([n], cls=OwnEncoder),
+    "json to a file": lambda m, n: json.dump(n, io.StringIO()),
+    "pickle": lambda m, n: pickle.dumps({"n": n}),
+    "pickle of a list": lambda m, n: (m.__dict__.setdefault("log", []).append(n), pickle.dumps(m.log)),
+    "yaml": lambda m, n: yaml.safe_dump({"n": n}),
+    "yaml, of any object": lambda m, n: yaml.dump([n]),
+    "pprint": lambda m, n: pprint.pformat({"n": n}),
+    "csv": lambda m, n: csv.writer(io.StringIO()).writerow([n, f"{n:03d}"]),
+    "format": lambda m, n: (f"{n:>5d} {n!r}", "{:d} {}".format(n, n), "%d of %s" % (n, n), str(n)),  # noqa: UP031,UP032
+    "template": lambda m, n: string.Template("step $n").substitute(n=n),
+    "a copy": lambda m, n: copy.deepcopy({"n": n}),
+    "log": lambda m, n: logging.getLogger("of a test").error("%d %s", n, n),
+}  # fmt: skip
+TAKES_NUMBERS_ONLY: dict[str, Callable[[Any, Any], object]] = {
+    "assert": lambda m, n: no_number_but_an_int(n),
+    "type": lambda m, n: {int: 1}[type(n)],
+    "a date": lambda m, n: datetime.timedelta(n),
+    "a date, or nothing": lambda m, n: or_nothing(n),
+    "a struct": lambda m, n: struct.pack("q", n),
+    "a tensor": lambda m, n: torch.zeros(2, dtype=torch.int64).fill_(n),
+}
+
+
+@pytest.mark.parametrize("name", [*SHOWS, *TAKES_NUMBERS_ONLY])
+def test_a_counter_that_is_shown_and_decides_is_refused(name: str) -> None:
+    model = Net(with_a_log({**SHOWS, **TAKES_NUMBERS_ONLY}[name]))
+    with pytest.raises(UserError, match=r"calls|not the same"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert not hasattr(model, "calls")
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_counter_that_is_only_shown_is_allowed(name: str) -> None:
+    model = Net(lambda m: shown_only(m, SHOWS[name]))
+    step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    step(X)
+    assert not hasattr(model, "calls")
+
+
+def shown_only(model: Any, show: Callable[[Any, Any], object]) -> float:
+    model.calls = getattr(model, "calls", 0) + 1
+    show(model, model.calls)
+    return 1.0
+
+
+def settles_and_shows(model: Any) -> float:
+    model.kind = 7
+    no_number_but_an_int(model.kind)
+    return shown_only(model, SHOWS["json"])
+
+
+def test_what_refuses_one_number_leaves_the_others_watched() -> None:
+    def read(model: Any) -> float:
+        model.kind = type(model.__dict__.get("kind", 1))(7)  # settles
+        no_number_but_an_int(model.kind)
+        model.calls = getattr(model, "calls", 0) + 1
+        return after(model.calls)
+
+    model = Net(read)
+    with pytest.raises(UserError, match=r"decides by model\.calls"):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    model = Net(settles_and_shows)
+    et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))(X)
+
+
+def on_a_tensor(name: str) -> Callable[[Any], float]:
+    def read(model: Any) -> float:
+        tensor = model.get_parameter("first.weight") if name == "parameter" else TENSORS[name]
+        tensor.calls = getattr(tensor, "calls", 0) + 1
+        return after(tensor.calls)
+
+    return read
+
+
+TENSORS: dict[str, Any] = {"tensor": torch.ones(2), "nothing": torch.ones(0)}
+MOVING |= {f"attribute of a {name}": on_a_tensor(name) for name in ("parameter", *TENSORS)}
+
+
+@pytest.mark.parametrize("name", ["parameter", *TENSORS])
+def test_an_attribute_of_a_tensor_is_restored(name: str) -> None:
+    model = Net(on_a_tensor(name))
+    with pytest.raises(UserError):
+        et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert not hasattr(model.first.weight, "calls")
+    assert not any(vars(tensor) for tensor in TENSORS.values())
+
+
 @pytest.mark.parametrize("name", MOVING)
 def test_what_moves_by_itself_is_refused(name: str) -> None:
     case = in_the_model(lambda: (MOVING[name], lambda m: None))
@@ -588,3 +723,125 @@ def test_what_a_failing_step_has_changed_is_restored() -> None:
     assert held["array"].tolist() == [1.0, 1.0, 1.0]
     assert (held["default"](), held["partial"](), held["list"]) == (1, {"a": 1}, [])
     assert Path.cwd() == folder
+
+
+# ---- beside a profiler, and by the code of packages -----------------------------------------------------------------
+
+
+class Counting:
+    calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        Counting.calls += 1
+
+
+@pytest.mark.parametrize("kind", ["cProfile", "a function", "an object"])
+def test_a_profiler_is_put_aside(kind: str) -> None:
+    kinds: dict[str, Any] = {"cProfile": cProfile.Profile, "an object": Counting}
+    profiler: Any = kinds[kind]() if kind != "a function" else lambda *_: None
+    refused, plain = Net(lambda m: 1.0 + 0 * time.time()), Net()
+    if kind == "cProfile":
+        profiler.enable()
+    else:
+        sys.setprofile(profiler)
+    running = sys.getprofile()
+    try:
+        with pytest.raises(UserError, match="clock"):
+            et.prepare(refused, mean_square, torch.optim.SGD(refused.parameters(), lr=0.1), (X,))
+        assert sys.getprofile() is running
+        et.prepare(plain, mean_square, torch.optim.SGD(plain.parameters(), lr=0.1), (X,))(X)
+        assert sys.getprofile() is running
+    finally:
+        if kind == "cProfile":
+            profiler.disable()
+            assert any("prepare" in str(entry.code) for entry in profiler.getstats())
+        else:
+            sys.setprofile(None)
+
+
+def test_a_profiler_that_cannot_be_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "_put_aside", lambda _: None)
+    monkeypatch.setattr(observe, "_warned", [])
+    model = Net()
+    with pytest.warns(observe.ProfilerWarning, match="clocks"):
+        step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    step(X)
+    model.factor = 5.0  # type: ignore[misc]
+    step(X)
+
+
+def progress(_: Any) -> None:
+    for _number in tqdm(range(3), file=io.StringIO()):
+        pass
+    bar = tqdm(total=3, file=io.StringIO())
+    bar.update(1)
+    bar.close()
+
+
+BY_PACKAGES: dict[str, tuple[Callable[[Any], object], bool]] = {
+    "timeit": (lambda m: timeit.timeit("1", number=1), True),
+    "timer of timeit": (lambda m: timeit.default_timer(), True),
+    "local time of a letter": (lambda m: email.utils.localtime(), True),
+    "progress": (progress, False),
+    "a log": (lambda m: logging.getLogger("of a test").error("now"), False),
+    "a queue": (lambda m: filled(queue.Queue()).get(timeout=1), False),
+    "an event": (lambda m: threading.Event().wait(0.001), False),
+}
+
+
+def filled(held: Any) -> Any:
+    held.put(None)
+    return held
+
+
+@pytest.mark.parametrize("name", BY_PACKAGES)
+def test_a_clock_that_a_package_reads(name: str) -> None:
+    read, refused = BY_PACKAGES[name]
+    model = Net(lambda m: (read(m), 1.0)[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if refused:
+        with pytest.raises(UserError, match="clock"):
+            et.prepare(model, mean_square, optimizer, (X,))
+    else:
+        et.prepare(model, mean_square, optimizer, (X,))(X)
+
+
+# ---- TorchScript ----------------------------------------------------------------------------------------------------
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.scale, self.flag, self.rates = 2.0, True, [1.0, 2.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * self.scale * self.rates[0]
+        result: Tensor = y if self.flag else -y * 2
+        return result
+
+
+def scripted(where: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    inner: Any = torch.jit.script(Scripted())
+    if where == "loaded":
+        file = io.BytesIO()
+        torch.jit.save(inner, file)
+        file.seek(0)
+        inner = torch.jit.load(file)
+    model: nn.Module = nn.Sequential(inner) if where == "submodule" else inner
+    for _ in range(2):  # TorchScript compiles itself for what it has met
+        mean_square(model, X).backward()
+    model.zero_grad()
+    return model, inner
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("where", ["model", "submodule", "loaded"])
+@pytest.mark.parametrize(("name", "value"), [("scale", 3.0), ("flag", False), ("rates", [5.0])])
+def test_an_attribute_of_a_scripted_module(where: str, name: str, value: Any) -> None:
+    def make() -> Case:
+        model, inner = scripted(where)
+        return Case(model, mean_square, lambda: setattr(inner, name, value))
+
+    assert agrees(make) == "same"
