@@ -5,7 +5,7 @@ In:  an item of a batch, the value of a loss, a model. Out: nothing, or what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from edgetrain.errors import UserError
 from edgetrain.graph.ir import ITEM_BYTES
 from edgetrain.ranges import shown
 
+_OF_TORCH = ("_dynamo", "_is_param", "_is_buffer")  # attributes that torch itself gives to tensors
+_PLAIN = (bool, int, float, str, type(None))
 _NESTED = "pass nested batches as separate tensors, and put them together inside the loss"
 
 
@@ -51,7 +53,7 @@ def check_parameters(model: nn.Module) -> None:
 def check_item(position: int, item: object) -> None:
     """Refuse an item that no step can be captured with."""
     if not isinstance(item, torch.Tensor):
-        if not isinstance(item, bool | int | float | str | None):
+        if not isinstance(item, _PLAIN):
             arrays = isinstance(item, np.ndarray | np.generic)
             raise UserError(
                 f"item {position} of the example cannot be captured",
@@ -60,6 +62,17 @@ def check_item(position: int, item: object) -> None:
                 next_step=f"pass {_as_tensor(arrays)}" if arrays or _is_numbers(item) else _NESTED,
             )
         return
+    if type(item) is not torch.Tensor and not (isinstance(item, nn.Parameter) and item.requires_grad):
+        raise UserError(
+            f"item {position} of the batch is a tensor of a class of its own, and a captured step has plain ones",
+            expected="a torch.Tensor", received=f"{type(item).__module__}.{type(item).__qualname__}",
+            next_step="pass x.as_subclass(torch.Tensor)",
+        )  # fmt: skip
+    if own := [name for name in item.__dict__ if not name.startswith(_OF_TORCH)]:
+        raise UserError(
+            f"item {position} of the batch has an attribute {own[0]}, which a captured step would not see",
+            next_step="pass what it holds as an item of its own, and the tensor as .detach()",
+        )
     if item.layout != torch.strided or item.is_quantized or item.is_meta or item.is_nested:
         kind = "a meta" if item.is_meta else "a nested" if item.is_nested else "a quantized"
         raise UserError(
@@ -82,6 +95,19 @@ def check_item(position: int, item: object) -> None:
             f"item {position} of the batch has a type that a step cannot hold",
             expected=f"one of {', '.join(ITEM_BYTES)}", received=str(item.dtype), next_step="pass it as another type",
         )  # fmt: skip
+
+
+def sames(batch: Sequence[object]) -> tuple[int, ...]:
+    """Of each item where it came first: a loss may ask whether two are one and the same tensor."""
+    ids = [position if isinstance(item, _PLAIN) else id(item) for position, item in enumerate(batch)]
+    return tuple(map(ids.index, ids))
+
+
+def changed(batch: Sequence[Any], change: Callable[[int, Any], Any]) -> tuple[Any, ...]:
+    """The batch with each item changed, an item that comes twice once: it stays one and the same."""
+    first = sames(batch)
+    made = {position: change(position, batch[position]) for position in dict.fromkeys(first)}
+    return tuple(made[position] for position in first)
 
 
 def _is_numbers(item: object) -> bool:

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from edgetrain.errors import UserError
 from edgetrain.graph.counters import unwatch_values, watch_values
 from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
+from edgetrain.graph.record import exchanged
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import settings
 from edgetrain.graph.signature import Signature, first_difference
@@ -62,6 +62,7 @@ def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Seq
         refuse_calls(first.seen)  # before what follows from it
         for state in before:
             _refuse_settings(state)
+            _refuse_exchanged(state)
         unsteady = _repeat(first, make, record, before) if times > 1 else None
     refuse_calls(first.seen)
     for state in before:
@@ -104,6 +105,8 @@ def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before:
             _unwatch(before)
             again = make()
             record(again)
+        for state in before:
+            _refuse_exchanged(state)
     except UserError as error:
         raise _once_only(error, before) from error.__cause__
     finally:
@@ -158,6 +161,17 @@ def _refuse_settings(before: Before) -> None:
             )
 
 
+def _refuse_exchanged(before: Before) -> None:
+    """What is put in the place of a tensor's memory, or of its gradient."""
+    for path in before.with_other_memory():
+        raise exchanged(path)
+    for path in before.with_other_gradients():
+        raise UserError(
+            f"the model or the loss sets {path}.grad, which a captured step does not do again",
+            next_step="return the loss; the step computes the gradients, step.gradients gives them",
+        )
+
+
 def refuse_calls(seen: Observed) -> None:
     """Of what no later step would do."""
     for call, instead in seen.once.items():
@@ -210,26 +224,18 @@ def _nothing_set() -> Iterator[None]:
 
 @contextmanager
 def _no_other_randomness() -> Iterator[None]:
-    """Numbers that Python or NumPy draws would be captured once and then be the same in every step; nor is a captured
-    step seeded by itself. The generators have a state of their own within the block, so that any use of them shows."""
+    """Numbers that Python or NumPy draws would be captured once and then be the same in every step. Their generators
+    have a state of their own within the block, so that any use of them shows; of torch's the recorder knows."""
     kept = _states()
     try:
         random.seed()
         np.random.seed()
-        torch.default_generator.manual_seed(random.getrandbits(63))
         begin = _states()
         yield
         used = [name for name, now in _states().items() if not _same(now, begin[name])]
     finally:
         random.setstate(kept["random"])
         np.random.set_state(kept["numpy.random"])
-        torch.default_generator.set_state(kept["torch"])
-    if used == ["torch"]:
-        raise UserError(
-            "the model or the loss seeds torch's generator, or draws from it without a kernel, which a captured step "
-            "does not do again",
-            next_step="seed before the step, with torch.manual_seed",
-        )
     if used:
         raise UserError(
             f"the model or the loss draws numbers from {used[0]}, which a captured step would not draw again",
@@ -241,11 +247,8 @@ def _states() -> dict[str, Any]:
     return {
         "random": random.getstate(),
         "numpy.random": np.random.get_state(legacy=False),
-        "torch": torch.default_generator.get_state(),
     }
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
     return repr(a) == repr(b) if isinstance(a, dict) else bool(a == b)

@@ -41,6 +41,7 @@ from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out
 from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let_go, stopped, taken
 from edgetrain.run.indices import out_of_range
+from edgetrain.run.habits import note_dropped
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import HeldSignals, Undo
@@ -464,8 +465,14 @@ class CompiledStep:
         if attempt.done:
             self.completed = attempt.completed + 1
             self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
+            there = []
             for op in () if self._accumulates_only else attempt.program.updates:
-                self._binding.parameter(op).grad = None
+                parameter = self._binding.parameter(op)
+                if (gradient := parameter.grad) is not None:
+                    there.append(gradient)
+                    parameter.grad = None
+            if there:
+                note_dropped(self._optimizer, there)
         else:
             self._take_back(attempt, error)
         attempt.leave()
