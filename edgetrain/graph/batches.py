@@ -5,7 +5,7 @@ In:  an item of a batch, the value of a loss, a model. Out: nothing, or what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,15 +128,19 @@ def place_of(module: str, outermost: str) -> str:
     return f"module {module}" if module else f"the loss or the outermost forward of {outermost}"
 
 
-def other_type(model: nn.Module, batch: Sequence[Any]) -> str | None:
-    """What to do where the batch has numbers of another type than the model's parameters; None where it has not."""
+def other_type(model: nn.Module, batch: Sequence[Any], mixed: Collection[torch.dtype] = ()) -> str | None:
+    """What to do where the batch has numbers of another type than the model's parameters; None where it has not.
+    mixed: the types that some kernel has met together; integers may count then too."""
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
     for position, item in enumerate(batch):
-        if isinstance(item, torch.Tensor) and item.is_floating_point() and len(types) == 1 and item.dtype not in types:
+        if not isinstance(item, torch.Tensor) or len(types) != 1 or item.dtype in types:
+            continue
+        if item.is_floating_point() or item.dtype in mixed:
             (own,) = types
             return (
                 f"item {position} of the batch is {_name(item.dtype)}, the model's parameters are {_name(own)}: pass "
-                f"it as .to({own}), or call model.to({item.dtype}) before the optimizer is made"
+                f"it as .to({own})"
+                + (f", or call model.to({item.dtype}) before the optimizer is made" if item.is_floating_point() else "")
             )
     return None
 

@@ -332,7 +332,9 @@ def _without_fused_recurrence(model: nn.Module) -> Iterator[None]:
 class _Capture:
     """The work of one capture; `externals` is filled on the way."""
 
-    def __init__(self, model: nn.Module, reach: Reach, example: Sequence[Any], memory_format: MemoryFormat, places: Places) -> None:
+    def __init__(
+        self, model: nn.Module, reach: Reach, example: Sequence[Any], memory_format: MemoryFormat, places: Places
+    ) -> None:
         self.model = model
         self.reach = reach
         self.modules = {id(module): name for name, module in model.named_modules()}
@@ -693,13 +695,14 @@ def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[An
         return _no_reentrance()
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))
-    labels = "Expected dtype int32/int64 for index" in first
+    labels, mixed = "Expected dtype int32/int64 for index" in first, getattr(error, "types", ())
     return ExampleRefused(
         where,
-        received=f"{type(error).__name__}: {first}",
+        received=first if mixed else f"{type(error).__name__}: {first}",
         next_step=_LABELS
         if labels
-        else batches.other_type(model, batch) or "run loss(model, *example) by itself to see the whole traceback",
+        else batches.other_type(model, batch, mixed)
+        or "run loss(model, *example) by itself to see the whole traceback",
     )
 
 

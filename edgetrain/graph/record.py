@@ -616,8 +616,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 
 
 def trace_backward(recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-    """Record the backward pass of `loss`. None for a parameter that the loss does not reach, or that it has told to need
-    no gradient."""
+    """Record the backward pass of `loss`. None for a parameter that it does not reach, or that needs no gradient since
+    the loss ran."""
     recorder.refuse_seeding()
     recorder.phase = "backward"
     asked = [p for p in parameters if p.requires_grad]

@@ -271,7 +271,7 @@ class Before:
                 put_back()
         for tensor, kind, data in self._data:
             if type(tensor) is not kind:  # swapped with a fake one
-                torch._C._swap_tensor_impl(tensor, data.detach())  # type: ignore[attr-defined]
+                torch._C._swap_tensor_impl(tensor, data.detach())
                 tensor.__class__ = kind
                 if all(owner is not tensor for owner, _ in self._owners):
                     tensor.__dict__ = {}

@@ -52,18 +52,23 @@ W = TypeVar("W", bound=Work)
 def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before], times: int) -> W:
     """Record a step again and again and compare: `times`, and a few times more where something moves each time. What
     has moved is for the caller to restore. Returns the first recording, with all that was seen."""
-    with _nothing_set(), _no_other_randomness():
+    with _nothing_set(), _no_other_randomness() as seed_anew:
+
+        def record_seeded(work: W) -> None:
+            seed_anew()
+            record(work)
+
         first = make()
-        record(first)
+        record_seeded(first)
         if first.keeps_constants():
             first.realise(before)
             first = make()
-            record(first)
+            record_seeded(first)
         refuse_calls(first.seen)  # before what follows from it
         for state in before:
             _refuse_settings(state)
             _refuse_exchanged(state)
-        unsteady = _repeat(first, make, record, before) if times > 1 else None
+        unsteady = _repeat(first, make, record_seeded, before) if times > 1 else None
     refuse_calls(first.seen)
     for state in before:
         _refuse_moves(state, first.seen)
@@ -223,16 +228,26 @@ def _nothing_set() -> Iterator[None]:
 
 
 @contextmanager
-def _no_other_randomness() -> Iterator[None]:
+def _no_other_randomness() -> Iterator[Callable[[], None]]:
     """Numbers that Python or NumPy draws would be captured once and then be the same in every step. Their generators
-    have a state of their own within the block, so that any use of them shows; of torch's the recorder knows."""
-    kept = _states()
-    try:
+    have a state of their own within the block, another one for each capture, so that any use of them shows, even where
+    the state is put back; of torch's the recorder knows."""
+    begin = kept = _states()
+    used: list[str] = []
+
+    def look() -> None:
+        used.extend(name for name, now in _states().items() if not _same(now, begin[name]))
+
+    def seed_anew() -> None:
+        nonlocal begin
+        look()
         random.seed()
         np.random.seed()
         begin = _states()
-        yield
-        used = [name for name, now in _states().items() if not _same(now, begin[name])]
+
+    try:
+        yield seed_anew
+        look()
     finally:
         random.setstate(kept["random"])
         np.random.set_state(kept["numpy.random"])

@@ -48,7 +48,9 @@ def why_no_mean(
     with rng_preserved(), torch.enable_grad():
         try:
             own = copy.deepcopy(model).double()
-            wide = changed(four, lambda _, t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t)
+            wide = changed(
+                four, lambda _, t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+            )
             return _compared(own, loss, wide, cut, evaluate=evaluate)
         except Exception:  # whatever it was, it is seen again below if the copy was not to blame
             return surely(lambda: _compared(model, loss, four, cut, evaluate=evaluate), _as_now(model))

@@ -116,10 +116,7 @@ class MicroBatches:
         samples, cut = sample_items(batch)
         sizes = sizes_of(samples, count)
         shapes = {position: tuple(batch[position].shape) for position in cut}
-        part_of = {
-            size: self.part(changed(batch, lambda p, i, size=size: i[:size] if p in cut else i))
-            for size in dict.fromkeys(sizes)
-        }
+        part_of = {size: self.part(_first(batch, cut, size)) for size in dict.fromkeys(sizes)}
         last = part_of[sizes[-1]]
         if self.work.clip_norm is None:
             end = ending(last.graph, shapes)
@@ -318,6 +315,11 @@ class MicroBatches:
                 received=f"{type(error).__name__}: {first[0] if first else ''}",
                 next_step="train without micro_batches, or let model and loss take batches of any size",
             ) from error
+
+
+def _first(batch: Batch, cut: Sequence[int], n: int) -> Batch:
+    """The first samples of the batch."""
+    return changed(batch, lambda p, item: item[:n] if p in cut else item)
 
 
 def _picked(batch: Batch, cut: Sequence[int], n: int) -> Batch:
