@@ -96,19 +96,19 @@ class Pool:
     or somewhat larger: calls with the largest arguments should come first."""
 
     def __init__(self, graph: Graph, live: Live | None = None) -> None:
-        self._graph, self._live = graph, live or {}
+        self._graph, self.live = graph, live or {}
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
     def tensors(self, what: Call, most_bytes: int | None = None) -> dict[int, torch.Tensor]:
         """The tensors that the call reads; what it writes is fresh. most_bytes: of the whole pool."""
         graph, own = self._graph, _changed(self._graph, what)
-        starts, need = _places(graph, what, self._live, overlap=_overlaps(graph, what, self._live, most_bytes))
+        starts, need = _places(graph, what, self.live, overlap=_overlaps(graph, what, self.live, most_bytes))
         self._fit(need, most_bytes)
         found = {}
         for t in what.op.reads:
             tensor = graph.tensors[t]
             if tensor.storage not in starts:
-                there = self._live[tensor.storage]
+                there = self.live[tensor.storage]
                 found[t] = there.as_strided(tensor.shape, tensor.stride, there.storage_offset() + tensor.offset)
                 continue
             offset = starts[tensor.storage] // ITEM_BYTES[tensor.dtype] + tensor.offset
@@ -176,8 +176,10 @@ def _numbers(kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
     return (torch.ones if dtype == torch.bool else torch.zeros)(n, dtype=dtype, device=kind[1])
 
 
-def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> Callable[[], object]:
-    """The call over these tensors."""
+def function(
+    graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor], live: Live | None = None
+) -> Callable[[], object]:
+    """The call over these tensors. Where a kernel refuses their numbers it is given others, but for those of `live`."""
     op = what.op
     if op.phase == "update":
         return _update(graph, op, tensors, scratch=what.scratch)
@@ -192,6 +194,8 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
     kernel = call.resolve(kind)
     given = [_real(a, tensors) for a in args]
     named = {name: _real(value, tensors) for name, value in kwargs.items()}
+    there = (live or {}).keys() - _changed(graph, what)
+    own = [tensor for t, tensor in tensors.items() if graph.tensors[t].storage not in there]
 
     def work() -> object:
         try:
@@ -201,7 +205,7 @@ def function(graph: Graph, what: Call, tensors: Mapping[int, torch.Tensor]) -> C
                 raise
             for fill in (_half, _unit):
                 with contextlib.suppress(Exception):
-                    for tensor in tensors.values():
+                    for tensor in own:
                         fill(tensor)
                     return kernel(*given, **named)
             raise error

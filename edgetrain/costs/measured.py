@@ -262,7 +262,7 @@ def measure(
         for _ in range(rounds):
             for key, call in todo.items():
                 with _memory():
-                    times[key].append(_time(calls.function(graph, call, pool.tensors(call, room[key]))))
+                    times[key].append(_time(calls.function(graph, call, pool.tensors(call, room[key]), live)))
                 progress(done := done + 1, total)
     return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
 
@@ -282,7 +282,7 @@ def _on_cuda(graph: Graph) -> bool:
 
 def _events_of(graph: Graph, call: calls.Call, pool: calls.Pool, room: int | None, *, cuda: bool) -> tuple[int, ...]:
     with _memory():
-        work = calls.function(graph, call, pool.tensors(call, room))
+        work = calls.function(graph, call, pool.tensors(call, room), pool.live)
     kept = [position for position, t in enumerate(call.op.outputs) if t is not None]
     try:
         return _events(work, kept, cuda=cuda)

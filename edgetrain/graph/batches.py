@@ -5,7 +5,7 @@ In:  an item of a batch, the value of a loss, a model. Out: nothing, or what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from edgetrain.errors import UserError
 from edgetrain.graph.ir import ITEM_BYTES
 from edgetrain.ranges import shown
 
+_OF_TORCH = ("_dynamo", "_is_param", "_is_buffer")  # attributes that torch itself gives to tensors
+_PLAIN = (bool, int, float, str, type(None))
 _NESTED = "pass nested batches as separate tensors, and put them together inside the loss"
 
 
@@ -51,7 +53,7 @@ def check_parameters(model: nn.Module) -> None:
 def check_item(position: int, item: object) -> None:
     """Refuse an item that no step can be captured with."""
     if not isinstance(item, torch.Tensor):
-        if not isinstance(item, bool | int | float | str | None):
+        if not isinstance(item, _PLAIN):
             arrays = isinstance(item, np.ndarray | np.generic)
             raise UserError(
                 f"item {position} of the example cannot be captured",
@@ -60,6 +62,17 @@ def check_item(position: int, item: object) -> None:
                 next_step=f"pass {_as_tensor(arrays)}" if arrays or _is_numbers(item) else _NESTED,
             )
         return
+    if type(item) is not torch.Tensor and not (isinstance(item, nn.Parameter) and item.requires_grad):
+        raise UserError(
+            f"item {position} of the batch is a tensor of a class of its own, and a captured step has plain ones",
+            expected="a torch.Tensor", received=f"{type(item).__module__}.{type(item).__qualname__}",
+            next_step="pass x.as_subclass(torch.Tensor)",
+        )  # fmt: skip
+    if own := [name for name in item.__dict__ if not name.startswith(_OF_TORCH)]:
+        raise UserError(
+            f"item {position} of the batch has an attribute {own[0]}, which a captured step would not see",
+            next_step="pass what it holds as an item of its own, and the tensor as .detach()",
+        )
     if item.layout != torch.strided or item.is_quantized or item.is_meta or item.is_nested:
         kind = "a meta" if item.is_meta else "a nested" if item.is_nested else "a quantized"
         raise UserError(
@@ -84,6 +97,19 @@ def check_item(position: int, item: object) -> None:
         )  # fmt: skip
 
 
+def sames(batch: Sequence[object]) -> tuple[int, ...]:
+    """Of each item where it came first: a loss may ask whether two are one and the same tensor."""
+    ids = [position if isinstance(item, _PLAIN) else id(item) for position, item in enumerate(batch)]
+    return tuple(map(ids.index, ids))
+
+
+def changed(batch: Sequence[Any], change: Callable[[int, Any], Any]) -> tuple[Any, ...]:
+    """The batch with each item changed, an item that comes twice once: it stays one and the same."""
+    first = sames(batch)
+    made = {position: change(position, batch[position]) for position in dict.fromkeys(first)}
+    return tuple(made[position] for position in first)
+
+
 def _is_numbers(item: object) -> bool:
     """A list of numbers, or of lists of them: what torch.tensor takes."""
     for _ in range(8):
@@ -102,15 +128,19 @@ def place_of(module: str, outermost: str) -> str:
     return f"module {module}" if module else f"the loss or the outermost forward of {outermost}"
 
 
-def other_type(model: nn.Module, batch: Sequence[Any]) -> str | None:
-    """What to do where the batch has numbers of another type than the model's parameters; None where it has not."""
+def other_type(model: nn.Module, batch: Sequence[Any], mixed: Collection[torch.dtype] = ()) -> str | None:
+    """What to do where the batch has numbers of another type than the model's parameters; None where it has not.
+    mixed: the types that some kernel has met together; integers may count then too."""
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
     for position, item in enumerate(batch):
-        if isinstance(item, torch.Tensor) and item.is_floating_point() and len(types) == 1 and item.dtype not in types:
+        if not isinstance(item, torch.Tensor) or len(types) != 1 or item.dtype in types:
+            continue
+        if item.is_floating_point() or item.dtype in mixed:
             (own,) = types
             return (
                 f"item {position} of the batch is {_name(item.dtype)}, the model's parameters are {_name(own)}: pass "
-                f"it as .to({own}), or call model.to({item.dtype}) before the optimizer is made"
+                f"it as .to({own})"
+                + (f", or call model.to({item.dtype}) before the optimizer is made" if item.is_floating_point() else "")
             )
     return None
 

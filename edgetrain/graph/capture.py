@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils.checkpoint import CheckpointFunction
 
 from edgetrain import child, ranges
 from edgetrain.arguments import checked
@@ -41,9 +42,9 @@ from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, fr
 from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.made import made_of_numbers, put_in_place
 from edgetrain.graph.modes import Surroundings, evaluating
-from edgetrain.graph.observe import Observed, observed, stop_observing
+from edgetrain.graph.observe import Observed, code_of, observed, stop_observing
 from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, is_a
-from edgetrain.graph.record import Like, Recorder, trace_backward, without_their_cache
+from edgetrain.graph.record import Like, Places, Recorder, random_backward, trace_backward, without_their_cache
 from edgetrain.graph.recording_signals import RecordingSignals
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import function_modes, require_trainable
@@ -133,12 +134,13 @@ def capture_inference(model: nn.Module, example: Sequence[Any], *, use_cache: bo
 def _captured_inference(model: nn.Module, example: tuple[Any, ...]) -> Graph:
     with ONE_AT_A_TIME, evaluating(model):
         reach = _reach((model, "model"))
+        before = Before(reach)
 
         def work(signals: RecordingSignals) -> Graph:
             def make() -> _Capture:
-                return _Capture(model, reach, example, "preserve", signals)
+                return _Capture(model, reach, example, "preserve", before.memory, signals)
 
-            return _recorded(model, make, _Capture.record_inference, [Before(reach)], ((model, "model"),)).inference()
+            return _recorded(model, make, _Capture.record_inference, [before], ((model, "model"),)).inference()
 
         return _with_signals_held(work)
 
@@ -167,7 +169,8 @@ def capture_with_externals(
             "gradients cannot be clipped to that norm", expected=str(ranges.NORM), received=ranges.shown(clip_norm)
         )
     roots = ((model, "model"), (loss, "loss"))
-    likes = tuple(Like.of(item) if isinstance(item, torch.Tensor) else item for item in example)
+    likes = batches.changed(example, lambda _, item: Like.of(item) if isinstance(item, torch.Tensor) else item)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
 
     def record(signals: RecordingSignals, times: int, like: _Result | None = None) -> _Capture:
         with ONE_AT_A_TIME:
@@ -180,13 +183,14 @@ def capture_with_externals(
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
 
         def make() -> _Capture:
-            work = _Capture(model, reach, likes, memory_format, signals)
+            work = _Capture(model, reach, likes, memory_format, before[0].memory, signals)
             if like is not None:
                 work.expect(like.signature, like.seen)
             return work
 
         def record_one(work: _Capture) -> None:
             work.record_training(loss, trained, clip_norm)
+            work.refuse_thawed(held, trained)
 
         return _recorded(model, make, record_one, before, everything, times)
 
@@ -355,16 +359,18 @@ class _Capture:
         reach: Reach,
         example: Sequence[Any],
         memory_format: MemoryFormat,
+        places: Places,
         signals: RecordingSignals,
     ) -> None:
         self.model = model
         self.reach = reach
         self.modules = {id(module): name for name, module in model.named_modules()}
-        self.recorder = Recorder(self.modules, type(model).__name__, signals)
+        self.recorder = Recorder(self.modules, type(model).__name__, places, signals)
         self.externals: dict[str, torch.Tensor] = {}
-        self.batch = [
-            self.recorder.fake_input(item) if isinstance(item, torch.Tensor | Like) else item for item in example
-        ]
+        self.batch = batches.changed(
+            example,
+            lambda _, item: self.recorder.fake_input(item) if isinstance(item, torch.Tensor | Like) else item,
+        )
         self.channels_last = memory_format == "channels_last"
         self.names: dict[int, tuple[str, Role]] = {}
         self.sources: dict[int, Source] = {}  # by raw tensor
@@ -375,13 +381,17 @@ class _Capture:
         self._seen_before: Observed | None = None
         self.outputs: list[torch.Tensor] = []
         self.gradients: list[torch.Tensor | None] = []
+        self.frozen: set[int] = set()  # parameters that the loss has told to need no gradient
 
     def record_training(self, loss: Loss, trained: list[optimizers.Trained], clip_norm: float | None) -> None:
         with self._recording(), torch.enable_grad():
             batch = self.batch
             if self.channels_last:
-                batch = [self.recorder.channels_last(t) if isinstance(t, torch.Tensor) else t for t in batch]
-            value = _check_loss(loss(self.model, *batch))
+                batch = batches.changed(
+                    batch, lambda _, t: self.recorder.channels_last(t) if isinstance(t, torch.Tensor) else t
+                )
+            value = _check_loss(loss(self.model, *batch), self.seen)
+            self.frozen = {id(t.parameter) for t in trained if not t.parameter.requires_grad}
             gradients = trace_backward(self.recorder, value, [t.parameter for t in trained])
             outlive = self.recorder.outlive_step(gradients)
             gradients = [
@@ -392,6 +402,17 @@ class _Capture:
                 gradients, norm = _clipped(gradients, clip_norm)
                 self.outputs.append(norm)
         self.gradients = gradients
+
+    def refuse_thawed(self, held: Sequence[nn.Parameter], trained: Sequence[optimizers.Trained]) -> None:
+        """A parameter of the optimizer that needed no gradient before the loss ran, and needs one since."""
+        known = {id(t.parameter) for t in trained}
+        for p in held:
+            if p.requires_grad and id(p) not in known:
+                raise UserError(
+                    f"the loss sets requires_grad of {self._name(p, 'parameter')}, which the optimizer holds, to True",
+                    expected="parameters that need a gradient, or do not, when the step is prepared or called",
+                    next_step="set requires_grad before the step",
+                )
 
     def record_inference(self) -> None:
         with self._recording(), torch.no_grad():
@@ -417,10 +438,13 @@ class _Capture:
         pairs = list(zip(trained, self.gradients, strict=True))
         reached = [(t, g) for t, g in pairs if g is not None]
         missed = [self._name(t.parameter, t.path) for t, g in pairs if g is None]
+        if missed and _reentrant(self.seen):
+            raise _no_reentrance()
         if not reached:
             raise batches.no_parameter_of(self.model)
         if missed and unused == "error":
-            raise _unreached(missed)
+            frozen = [self._name(t.parameter, t.path) for t in trained if id(t.parameter) in self.frozen]
+            raise _unreached(missed, frozen)
         self._refuse_random_backward()
         self._refuse_labels()
         self._name_persistent(trained)
@@ -526,11 +550,7 @@ class _Capture:
                 and torch.Tag.nondeterministic_seeded in call.func.tags
                 and "dropout" not in str(call.func)
             ):
-                raise UserError(
-                    f"{where} draws random numbers in the backward pass ({call.func}); "
-                    "torch.utils.checkpoint over dropout does so, and the masks would not be those of the forward pass",
-                    next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation",
-                )
+                raise random_backward(where, str(call.func))
 
     def _refuse_labels(self) -> None:
         """Tracing lets int32 labels pass, which the kernels then refuse in the middle of a step."""
@@ -548,7 +568,7 @@ class _Capture:
         """Give name, role and source to every raw tensor that is there when the step starts."""
         number = self.recorder.number
         for position, item in enumerate(self.batch):
-            if isinstance(item, torch.Tensor):
+            if isinstance(item, torch.Tensor) and number(item) not in self.names:
                 self._persistent(number(item), f"input.{position}", "input", Source("input", str(position)))
         for t in trained:
             raw, name = number(t.parameter), self._name(t.parameter, t.path)
@@ -640,13 +660,27 @@ def _empty_autocast_cache() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def _check_loss(value: Any) -> torch.Tensor:
+def _reentrant(seen: Observed) -> bool:
+    return code_of(CheckpointFunction.forward.__code__) in seen.codes
+
+
+def _no_reentrance() -> UserError:
+    return UserError(
+        "torch.utils.checkpoint with use_reentrant=True runs a backward pass of its own, which a captured step cannot "
+        "follow",
+        next_step="pass use_reentrant=False, or leave torch.utils.checkpoint out; edgetrain plans recomputation",
+    )
+
+
+def _check_loss(value: Any, seen: Observed) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
         received, next_step = batches.no_scalar(value)
         raise UserError(
             "the loss is not a scalar", expected="one floating-point number, a 0-d tensor", received=received,
             next_step=next_step,
         )  # fmt: skip
+    if not value.requires_grad and _reentrant(seen):
+        raise _no_reentrance()
     if not value.requires_grad:
         raise UserError(
             "the loss depends on no parameter that needs a gradient",
@@ -655,11 +689,14 @@ def _check_loss(value: Any) -> torch.Tensor:
     return value if value.dim() == 0 else value.reshape(())
 
 
-def _unreached(names: list[str]) -> UserError:
+def _unreached(names: list[str], frozen: list[str]) -> UserError:
+    why = ""
+    if frozen:
+        why = f" (the loss sets requires_grad=False for {', '.join(frozen[:5])}{', …' if len(frozen) > 5 else ''})"
     modules = ", ".join(sorted({name.rpartition(".")[0] or name for name in names})[:5])
     return UserError(
         f"the loss does not reach {len(names)} parameter(s) that the optimizer holds, in {modules}: "
-        + ", ".join(names[:5]) + (", …" if len(names) > 5 else ""),
+        + ", ".join(names[:5]) + (", …" if len(names) > 5 else "") + why,
         expected="every parameter of the optimizer gets a gradient",
         next_step='leave them out of the optimizer, use them in the loss, or pass unused="freeze" to accept it',
     )  # fmt: skip
@@ -683,15 +720,18 @@ def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[An
             "step could not call it",
             next_step="remove it, and use register_hook on each parameter or step.gradients(...)",
         )
+    if "use_reentrant=True" in first:
+        return _no_reentrance()
     if isinstance(error, UnsupportedOperatorException):
         return UserError(f"{where} calls {error.func}, which cannot be traced without running it", received=str(error))
-    labels = "Expected dtype int32/int64 for index" in first
+    labels, mixed = "Expected dtype int32/int64 for index" in first, getattr(error, "types", ())
     return ExampleRefused(
         where,
-        received=f"{type(error).__name__}: {first}",
+        received=first if mixed else f"{type(error).__name__}: {first}",
         next_step=_LABELS
         if labels
-        else batches.other_type(model, batch) or "run loss(model, *example) by itself to see the whole traceback",
+        else batches.other_type(model, batch, mixed)
+        or "run loss(model, *example) by itself to see the whole traceback",
     )
 
 

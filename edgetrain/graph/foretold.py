@@ -51,6 +51,23 @@ _NORMS = {
     aten.native_layer_norm.default: slice(2, 4),
     aten.native_group_norm.default: slice(1, 3),
 }
+# These take tensors of one type alone, on a CPU, where their fakes take any.
+_OF_ONE_TYPE = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addbmm.default, aten.mv.default,
+    aten.addmv.default, aten.dot.default, aten.vdot.default, aten.convolution.default, aten._prelu_kernel.default,
+    aten.rrelu_with_noise.default, aten.binary_cross_entropy.default, aten._cdist_forward.default,
+    aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, aten.linalg_cross.default, aten.complex.default,
+    aten.heaviside.default,
+}  # fmt: skip
+
+
+class MixedTypes(RuntimeError):
+    """What the kernel itself would raise."""
+
+    def __init__(self, func: Any, types: set[torch.dtype]) -> None:
+        self.types = types
+        names = " and ".join(sorted(map(str, types)))
+        super().__init__(f"{func} takes tensors of one dtype, and gets {names}")
 
 
 def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,6 +130,10 @@ def _laid_out(like: torch.Tensor, layout: Layout) -> torch.Tensor:
 def _known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is aten._ctc_loss.default:
         return _ctc_loss(args[0], args[1], (args[2], args[3]))
+    if func in _OF_ONE_TYPE and args[0].device.type == "cpu":
+        types = {t.dtype for t in args if isinstance(t, torch.Tensor)}
+        if len(types) > 1:
+            raise MixedTypes(func, types)
     if func in _AS_PRODUCT:
         return aten.mul.Tensor(*(a for a in args if isinstance(a, torch.Tensor)))
     result = func(*args, **kwargs)

@@ -28,7 +28,7 @@ import torch
 
 from edgetrain.graph import foretold
 from edgetrain.graph.ir import Op, Ref, Role, Storage, Tensor, Value, replace_refs
-from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording, out_of_place, plain
+from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
 
 aten = torch.ops.aten
 
@@ -70,15 +70,6 @@ def raw_refs(value: Any) -> Iterator[int]:
 
 def _reads(call: RawCall) -> list[int]:
     return [*raw_refs(call.args), *raw_refs(call.kwargs)]
-
-
-def is_random(call: RawCall) -> bool:
-    if torch.Tag.nondeterministic_seeded not in call.func.tags:
-        return False
-    # Attention kernels carry the tag for their dropout; without dropout they draw nothing.
-    names = [a.name for a in call.func._schema.arguments]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    return not ("dropout_p" in names and given.get("dropout_p", 0.0) == 0.0)
 
 
 def _live_calls(recording: Recording, keep: Iterable[int], persistent: set[int]) -> list[RawCall]:

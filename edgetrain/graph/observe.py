@@ -295,6 +295,8 @@ class _Profile:
             self.seen.reads_streams = True
         elif name in _SYSTEM_RANDOMNESS and function.__module__ in ("posix", "nt"):
             self.seen.once[f"draws from the system's randomness ({name})"] = "draw with torch (torch.rand)"
+        elif qualified == "Generator.initial_seed":
+            self.seen.once["reads the seed of a generator (initial_seed)"] = "read it before the step"
         elif qualified in _SEEDS:
             self.seen.once["seeds a generator of random numbers"] = "seed before the step, with torch.manual_seed"
 

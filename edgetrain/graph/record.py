@@ -12,6 +12,7 @@ records itself when `torch.autograd.grad` runs. `lower.py` turns a recording int
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,6 +91,8 @@ class Recording:
         return int(self.fakes[tensor].untyped_storage()._cdata)
 
 
+Place = tuple[Any, ...]  # in memory
+Places = Mapping[int, tuple[str, Place]]  # of tensors, by id, each with its path
 # Shape, strides, type, device; of a view the tensor that it shows, and from where on.
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int | None, int]
 # Is it one tensor, not a sequence of them? Each a new tensor, or the number of the one that was changed in place.
@@ -153,8 +156,10 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, steps: Any, length
 class Recorder(TorchDispatchMode):
     """Writes down each kernel call. Use it inside its fake mode: `with recorder.active(): …`."""
 
-    def __init__(self, modules: Mapping[int, str], outermost: str, signals: RecordingSignals) -> None:
+    def __init__(self, modules: Mapping[int, str], outermost: str, places: Places, signals: RecordingSignals) -> None:
+        """places: those of real tensors before any code ran."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._real_places = {**places}
         self.ahead: Ahead | None = None  # what is known already of the calls to come
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
         self.recording = Recording()
@@ -165,13 +170,13 @@ class Recorder(TorchDispatchMode):
         self._signals = signals
         self._stack: list[str] = []
         self._number_of: dict[int, int] = {}
-        self._places: dict[int, tuple[Any, ...]] = {}  # number → where it lies
-        self._number_at: dict[tuple[Any, ...], int] = {}  # where a tensor lies → the first number there
+        self._places: dict[int, Place] = {}  # number → where it lies
+        self._number_at: dict[Place, int] = {}  # where a tensor lies → the first number there
         self._fake_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._leaves: list[torch.Tensor] = []  # real tensors that no graph of autograd's had made when they were met
         self._inputs: list[torch.Tensor] = []
         self._thread = threading.get_ident()
-        self._generator = torch.empty(0)  # its state when recording begins
+        self._generator = torch.empty(0)  # the state of torch's generator after what was drawn so far
         self._relaid = False  # an input was taken channels-last that came otherwise
         # Autograd numbers its nodes as they are made. Between two marks the same module runs, so the marks tell which
         # module made a node, and so which module a backward call belongs to.
@@ -184,11 +189,15 @@ class Recorder(TorchDispatchMode):
         """Record within the block. The innermost module at an error stays readable in `module`."""
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave)
+        state = torch.default_generator.get_state()
         try:
-            self._generator = torch.default_generator.get_state()
+            self._draw()
             with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
                 yield
+            self.refuse_seeding()
+            self._refuse_exchanged_inputs()
         finally:
+            torch.default_generator.set_state(state)
             before.remove()
             after.remove()
 
@@ -227,7 +236,7 @@ class Recorder(TorchDispatchMode):
     def number_of(self, fake: torch.Tensor) -> int | None:
         """The number of a fake tensor that is as its kernel made it."""
         number = self._number_of.get(id(fake))
-        return number if number is not None and self._places[number] == _place(fake) else None
+        return number if number is not None and self._places[number] == place_in_memory(fake) else None
 
     def outlive_step(self, tensors: Sequence[torch.Tensor | None]) -> list[bool]:
         """Which are (views of) real tensors, such as a parameter that a custom function hands on as a gradient?"""
@@ -241,7 +250,7 @@ class Recorder(TorchDispatchMode):
             self._refuse_kind(fake)
             known = self._number_of[id(fake)] = len(self.recording.fakes)
             self.recording.fakes.append(fake)
-            place = self._places[known] = _place(fake)
+            place = self._places[known] = place_in_memory(fake)
             self._number_at.setdefault(place, known)
         return known
 
@@ -251,7 +260,9 @@ class Recorder(TorchDispatchMode):
         Python can make such an object without a kernel call (`as_subclass`, `copy.copy`), and exchange what an object
         stands for (`t.data = …`, `swap_tensors`): the first is followed, the second refused.
         """
-        place, number = _place(fake), self._number_of.get(id(fake))
+        if id(fake) in self._real_places:
+            raise exchanged(self._real_places[id(fake)][0])
+        place, number = place_in_memory(fake), self._number_of.get(id(fake))
         if number is None:
             number = self._number_at.get(place)
             if number is not None:
@@ -276,12 +287,15 @@ class Recorder(TorchDispatchMode):
             )
 
     def _fake(self, real: torch.Tensor) -> torch.Tensor:
+        self._refuse_kind(real)
+        path, place = self._real_places.setdefault(id(real), ("", place_in_memory(real)))
+        if place != place_in_memory(real):
+            raise exchanged(path or f"a tensor of shape {tuple(real.shape)}")
         found = self._fake_of_real.get(id(real))
         if found is None and id(real) in self.constants:
             found = self._fake_of_real[id(real)] = (real, self._lift(real))
             self.kept.add(self._number(found[1]))
         if found is None:
-            self._refuse_kind(real)
             with _disable_current_modes():
                 plain = real.detach()
             fake = self.fake_mode.from_tensor(plain, static_shapes=True)
@@ -388,6 +402,8 @@ class Recorder(TorchDispatchMode):
         if func is aten.detach_.default:
             return target
         number, view = self._number(target), out_of_place(func)
+        if func.overloadpacket is aten.set_:
+            raise exchanged(self._path(number) or f"a tensor of shape {tuple(target.shape)}")
         is_view = view is not None and view._schema.returns[0].alias_info is not None
         if not is_view or self.outlive_step([target])[0] or any(target is fake for fake in self._inputs):
             raise UserError(
@@ -425,37 +441,56 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: tuple[Any, Any], result: Any
     ) -> None:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self._refuse_seeding()
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if draws:
+            self.refuse_seeding("torch.utils.checkpoint" if self.phase == "backward" else None)
         written = {self._number(t) for t in _written(func, args, kwargs)}
         single = isinstance(result, torch.Tensor)
         results = [result] if single else list(result) if isinstance(result, list | tuple) else []
         if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
             raise InternalError(f"{func} returns something that is not a tensor: {result!r}")
         results = [r if asked else None for r, asked in zip(results, _asked_for(func, args, results), strict=True)]
-        self.recording.calls.append(
-            RawCall(
-                func=func,
-                args=asked[0],
-                kwargs=asked[1],
-                outputs=[None if r is None else self._number(r) for r in results],
-                single=single,
-                writes=tuple(sorted(written)),
-                phase=self.phase,
-                module=self._source(),
-            )
+        call = RawCall(
+            func=func,
+            args=asked[0],
+            kwargs=asked[1],
+            outputs=[None if r is None else self._number(r) for r in results],
+            single=single,
+            writes=tuple(sorted(written)),
+            phase=self.phase,
+            module=self._source(),
         )
+        self.recording.calls.append(call)
+        if draws and is_random(call):
+            self._draw()
 
-    def _refuse_seeding(self) -> None:
-        """Capture draws nothing, so whoever finds the generator changed, where numbers are drawn, has set it."""
+    def _draw(self) -> None:
+        """Move torch's generator on, as a kernel that draws does: a state that is put back is another one then."""
+        torch.default_generator.manual_seed(int.from_bytes(os.urandom(7)))
+        self._generator = torch.default_generator.get_state()
+
+    def refuse_seeding(self, draws_by: str | None = None) -> None:
+        """Who finds the generator elsewhere than where the last draw has left it, where numbers are drawn or when
+        a pass is over, has set it. draws_by: what does so in the backward pass."""
         with _disable_current_modes():
             same = torch.equal(self._generator, torch.default_generator.get_state())
+        if not same and draws_by:
+            raise random_backward(self._where, draws_by)
         if not same:
             raise UserError(
                 f"{self._where} sets the state of torch's random generator, which a captured step would not do again",
                 expected="random numbers of the generator as it is when the step is called",
-                next_step="call torch.manual_seed outside of the model and the loss",
+                next_step="seed, and put states of generators back (fork_rng too), outside of the model and the loss",
             )
+
+    def _refuse_exchanged_inputs(self) -> None:
+        for position, fake in enumerate(self._inputs):
+            if self._places[self._number_of[id(fake)]] != place_in_memory(fake):
+                raise exchanged(f"item {position} of the batch")
+
+    def _path(self, number: int) -> str | None:
+        real = self.recording.externals.get(number)
+        return self._real_places[id(real)][0] if real is not None else None
 
     def _refs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -528,7 +563,32 @@ def _signature(func: Any) -> list[tuple[str, str, bool]]:
     return [(a.name, str(a.type), a.kwarg_only) for a in func._schema.arguments]
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def is_random(call: RawCall) -> bool:
+    if torch.Tag.nondeterministic_seeded not in call.func.tags:
+        return False
+    # Attention kernels carry the tag for their dropout; without dropout they draw nothing.
+    names = [a.name for a in call.func._schema.arguments]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    return not ("dropout_p" in names and given.get("dropout_p", 0.0) == 0.0)
+
+
+def random_backward(where: str, what: str) -> UserError:
+    return UserError(
+        f"{where} draws random numbers in the backward pass ({what}); "
+        "torch.utils.checkpoint over dropout does so, and the masks would not be those of the forward pass",
+        next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation",
+    )
+
+
+def exchanged(path: str) -> UserError:
+    return UserError(
+        f"the model or the loss gives {path} other memory (`.data = …`, set_ or swap_tensors), which a captured step "
+        "does not do again",
+        next_step="write p.copy_(…) under torch.no_grad() in place of `p.data = …`, or do it between steps",
+    )
+
+
+def place_in_memory(tensor: torch.Tensor) -> Place:
     """The storage first, and where in it the tensor lies."""
     lazy = tensor.is_conj(), tensor.is_neg()
     storage = int(tensor.untyped_storage()._cdata)
@@ -559,6 +619,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 
 
 def trace_backward(recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-    """Record the backward pass of `loss`. None for a parameter that the loss does not reach."""
+    """Record the backward pass of `loss`. None for a parameter that it does not reach, or that needs no gradient since
+    the loss ran."""
+    recorder.refuse_seeding()
     recorder.phase = "backward"
-    return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    asked = [p for p in parameters if p.requires_grad]
+    gradients = dict(zip(map(id, asked), torch.autograd.grad(loss, asked, allow_unused=True), strict=True))
+    return [gradients.get(id(p)) for p in parameters]

@@ -48,6 +48,7 @@ from edgetrain.graph.reach import (
     slots_of,
     state_of,
 )
+from edgetrain.graph.record import place_in_memory
 
 _MISSING = object()
 
@@ -68,9 +69,12 @@ class Before:
         self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
         self._large = [(a, content_of(a), path) for a, path in reach.arrays if a.nbytes > LARGE_BYTES]
         self._states = [(value, state_of(value), _put_back(value), path) for value, path in reach.stateful]
-        leaves = [t for t in reach.alive if is_a(t, torch.Tensor) and t.is_leaf]
+        tensors = [t for t in reach.alive if is_a(t, torch.Tensor)]
+        leaves = [t for t in tensors if t.is_leaf]
         self._tensors = [(t, t.requires_grad, t.grad) for t in leaves]
-        self._data = [(t, t.detach(), t.data_ptr()) for t in leaves if t.layout is torch.strided]
+        real = [t for t in tensors if t.layout is torch.strided and not t.is_nested and not is_a(t, FakeTensor)]
+        self._data = [(t, type(t), t.detach()) for t in real]
+        self.memory = {id(t): (reach.tensors[id(t)], place_in_memory(t)) for t in real}
         self._hooks = [(t, t._backward_hooks) for t in leaves]
         self._owners = reach.owners
         self._types = [(value, type(value)) for value in reach.objects]
@@ -194,8 +198,15 @@ class Before:
         ]
 
     def with_other_gradients(self) -> list[str]:
-        """The tensors that backward() was called for."""
-        return [self.tensors[id(t)] for t, _, grad in self._tensors if t.grad is not grad]
+        """The tensors that were given a gradient."""
+        return [self.tensors[id(t)] for t, _, grad in self._tensors if t.grad is not grad and t.grad is not None]
+
+    def with_other_memory(self) -> list[str]:
+        """The tensors that stand for other memory than they did (`.data = …`, swap_tensors)."""
+        return [self.memory[id(t)][0] for t, kind, _ in self._data if self._is_exchanged(t, kind)]
+
+    def _is_exchanged(self, tensor: torch.Tensor, kind: type) -> bool:
+        return type(tensor) is not kind or place_in_memory(tensor) != self.memory[id(tensor)][1]
 
     def restore(self, seen: Observed | None = None, touched: set[int] | None = None) -> None:
         """May be called again where something interrupted it.
@@ -263,8 +274,13 @@ class Before:
         for value, state, put_back, _ in self._states:
             if put_back is not None and state_of(value) != state:
                 put_back()
-        for tensor, data, at in self._data:
-            if tensor.device != data.device or tensor.data_ptr() != at or tensor.shape != data.shape:
+        for tensor, kind, data in self._data:
+            if type(tensor) is not kind:  # swapped with a fake one
+                torch._C._swap_tensor_impl(tensor, data.detach())
+                tensor.__class__ = kind
+                if all(owner is not tensor for owner, _ in self._owners):
+                    tensor.__dict__ = {}
+            elif self._is_exchanged(tensor, kind):
                 tensor.data = data
         for tensor, requires_grad, grad in self._tensors:
             if tensor.grad is not grad:

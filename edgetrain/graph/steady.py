@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from edgetrain.errors import UserError
 from edgetrain.graph.counters import shown_as_they_are, unwatch_values, watch_values
 from edgetrain.graph.files import stamp
 from edgetrain.graph.observe import Observed
+from edgetrain.graph.record import exchanged
 from edgetrain.graph.restore import Before
 from edgetrain.graph.settings import settings
 from edgetrain.graph.signature import Signature, first_difference
@@ -53,17 +53,23 @@ W = TypeVar("W", bound=Work)
 def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Sequence[Before], times: int) -> W:
     """Record a step again and again and compare: `times`, and a few times more where something moves each time. What
     has moved is for the caller to restore. Returns the first recording, with all that was seen."""
-    with _nothing_set(), _no_other_randomness():
+    with _nothing_set(), _no_other_randomness() as seed_anew:
+
+        def record_seeded(work: W) -> None:
+            seed_anew()
+            record(work)
+
         first = make()
-        record(first)
+        record_seeded(first)
         if first.keeps_constants():
             first.realise(before)
             first = make()
-            record(first)
+            record_seeded(first)
         refuse_calls(first.seen)  # before what follows from it
         for state in before:
             _refuse_settings(state)
-        unsteady = _repeat(first, make, record, before) if times > 1 else None
+            _refuse_exchanged(state)
+        unsteady = _repeat(first, make, record_seeded, before) if times > 1 else None
     refuse_calls(first.seen)
     for state in before:
         _refuse_moves(state, first.seen)
@@ -141,6 +147,8 @@ def _again(first: W, make: Callable[[], W], record: Callable[[W], None], before:
     try:
         with shown_as_they_are():
             record(again)
+        for state in before:
+            _refuse_exchanged(state)
     except UserError as error:
         if raised_by_handler(error):
             raise
@@ -201,6 +209,17 @@ def _refuse_settings(before: Before) -> None:
             )
 
 
+def _refuse_exchanged(before: Before) -> None:
+    """What is put in the place of a tensor's memory, or of its gradient."""
+    for path in before.with_other_memory():
+        raise exchanged(path)
+    for path in before.with_other_gradients():
+        raise UserError(
+            f"the model or the loss sets {path}.grad, which a captured step does not do again",
+            next_step="return the loss; the step computes the gradients, step.gradients gives them",
+        )
+
+
 def refuse_calls(seen: Observed) -> None:
     """Of what no later step would do."""
     for call, instead in seen.once.items():
@@ -252,27 +271,29 @@ def _nothing_set() -> Iterator[None]:
 
 
 @contextmanager
-def _no_other_randomness() -> Iterator[None]:
-    """Numbers that Python or NumPy draws would be captured once and then be the same in every step; nor is a captured
-    step seeded by itself. The generators have a state of their own within the block, so that any use of them shows."""
-    kept = _states()
-    try:
+def _no_other_randomness() -> Iterator[Callable[[], None]]:
+    """Numbers that Python or NumPy draws would be captured once and then be the same in every step. Their generators
+    have a state of their own within the block, another one for each capture, so that any use of them shows, even where
+    the state is put back; of torch's the recorder knows."""
+    begin = kept = _states()
+    used: list[str] = []
+
+    def look() -> None:
+        used.extend(name for name, now in _states().items() if not _same(now, begin[name]))
+
+    def seed_anew() -> None:
+        nonlocal begin
+        look()
         random.seed()
         np.random.seed()
-        torch.default_generator.manual_seed(random.getrandbits(63))
         begin = _states()
-        yield
-        used = [name for name, now in _states().items() if not _same(now, begin[name])]
+
+    try:
+        yield seed_anew
+        look()
     finally:
         random.setstate(kept["random"])
         np.random.set_state(kept["numpy.random"])
-        torch.default_generator.set_state(kept["torch"])
-    if used == ["torch"]:
-        raise UserError(
-            "the model or the loss seeds torch's generator, or draws from it without a kernel, which a captured step "
-            "does not do again",
-            next_step="seed before the step, with torch.manual_seed",
-        )
     if used:
         raise UserError(
             f"the model or the loss draws numbers from {used[0]}, which a captured step would not draw again",
@@ -284,11 +305,8 @@ def _states() -> dict[str, Any]:
     return {
         "random": random.getstate(),
         "numpy.random": np.random.get_state(legacy=False),
-        "torch": torch.default_generator.get_state(),
     }
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
     return repr(a) == repr(b) if isinstance(a, dict) else bool(a == b)

@@ -169,6 +169,26 @@ def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Ten
     return torch.empty_strided(tensor.shape, tensor.stride, dtype=given.dtype, device=given.device).copy_(given)
 
 
+def require_apart(graph: Graph, written: Sequence[int], batch: Sequence[Any]) -> None:
+    """What the loss writes into an item of the batch is not to be seen in another one, and is to be seen in itself."""
+    items = {int(graph.sources[t].path): graph.tensors[t] for t in graph.inputs}
+    ends = {position: _ends(batch[position]) for position in items}
+    for position in (int(graph.sources[t].path) for t in written):
+        begin, end = ends[position]
+        shared = any(b < end and begin < e for at, (b, e) in ends.items() if at != position)
+        if shared or batch[position].stride() != items[position].stride:
+            raise UserError(
+                f"the loss writes into item {position} of the batch, "
+                + ("which shares memory with another item" if shared else "which is a view with gaps"),
+                next_step="pass it as .clone(), or let the loss make a new tensor",
+            )
+
+
+def _ends(item: torch.Tensor) -> tuple[int, int]:
+    last = sum((n - 1) * step for n, step in zip(item.shape, item.stride(), strict=True))
+    return item.data_ptr(), item.data_ptr() + (last + 1) * item.element_size() * (item.numel() > 0)
+
+
 def _other(what: str, expected: str) -> UserError:
     return UserError(
         f"the graph was captured with another {what}",

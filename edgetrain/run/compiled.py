@@ -24,7 +24,7 @@ from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.accumulate import accumulates_only
-from edgetrain.graph.batches import place_of
+from edgetrain.graph.batches import other_type, place_of
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
@@ -38,9 +38,10 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
-from edgetrain.run.binding import Before, Binding, laid_out
+from edgetrain.run.binding import Before, Binding, laid_out, require_apart
 from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let_go, stopped, taken
-from edgetrain.run.indices import out_of_range
+from edgetrain.run.habits import note_dropped
+from edgetrain.run.indices import out_of_range, refused
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
 from edgetrain.run.undo import StepSignals, Undo
@@ -155,6 +156,7 @@ class _Attempt:
     done: bool = False
     torn: bool = False
     over: bool = False
+    op: Op | None = None  # at which a kernel has refused its tensors
     around: BaseException | None = field(default_factory=sys.exception)  # what the caller is about to handle
     grad: bool = field(default_factory=torch.is_grad_enabled)
     autocast: list[str] = field(default_factory=call.autocast_devices)
@@ -219,6 +221,8 @@ class CompiledStep:
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
+        written = {s for op in graph.ops for s in op.writes}
+        self._written_inputs = [t for t in graph.inputs if graph.tensors[t].storage in written]
         self._binding = Binding(graph, optimizers.kind_of(optimizer), model, optimizer, externals)
         self._pages = self._new_pages(page_to, page_calls)
         resumable = self._pages is not None or watch is not None
@@ -391,6 +395,8 @@ class CompiledStep:
         self, program: Program, batch: tuple[Any, ...], *, keep: bool = True, look: Callable[..., None] | None = None
     ) -> Any:
         inputs = [laid_out(batch, int(self.graph.sources[t].path), self.graph.tensors[t]) for t in self.graph.inputs]
+        if self._written_inputs:
+            require_apart(self.graph, self._written_inputs, batch)
         bound = self.bound()
         given = [update.settings(self._binding.kind, g, n) for n, g in enumerate(self._optimizer.param_groups)]
         memory = self._arena_of(program)
@@ -417,6 +423,8 @@ class CompiledStep:
             )
             if wrong:
                 raise wrong from error
+            if not self._checked and type(error) in (RuntimeError, NotImplementedError) and "alloc" not in str(error):
+                raise refused(attempt.op, error, other_type(self._binding.model, batch)) from error
             raise
 
     def _attempted(
@@ -464,8 +472,14 @@ class CompiledStep:
         if attempt.done:
             self.completed = attempt.completed + 1
             self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
+            there = []
             for op in () if self._accumulates_only else attempt.program.updates:
-                self._binding.parameter(op).grad = None
+                parameter = self._binding.parameter(op)
+                if (gradient := parameter.grad) is not None:
+                    there.append(gradient)
+                    parameter.grad = None
+            if there:
+                note_dropped(self._optimizer, there)
         else:
             self._take_back(attempt, error)
         attempt.leave()
@@ -473,10 +487,18 @@ class CompiledStep:
 
     def _take_back(self, attempt: _Attempt, error: BaseException | None) -> None:
         self._settle()
+        if not self._checked and isinstance(error, RuntimeError):
+            attempt.op = self._op_of(error, attempt) or attempt.op
         if error is not None:
             let_go(error)
         attempt.undo.take_back()
         self._binding.put_back_states(attempt.before)
+
+    def _op_of(self, error: RuntimeError, attempt: _Attempt) -> Op | None:
+        """The op of the plan at which the program stopped."""
+        where = stopped(error, attempt.program) if attempt.program.rehearses else None
+        action = None if where is None else attempt.now.plan.schedule[where.stop.at]
+        return self.graph.ops[action.op] if isinstance(action, Compute) else None
 
     def _go_through(self, attempt: _Attempt, error: BaseException) -> None:
         """To the end of a step that was interrupted where it cannot be taken back any more: from the op at which it

@@ -1,4 +1,5 @@
-"""Labels and other indices in a batch that lie outside of what they count: found after a kernel has refused them.
+"""What a kernel has refused, in words: labels and other indices in a batch that lie outside of what they count, and
+tensors of types that it does not take.
 
 In:  a graph and the inputs of a step that failed. Out: the error to tell instead, or None where no index is to blame.
 
@@ -37,6 +38,21 @@ _INDICES = {
 
 class OutOfRange(UserError, IndexError):
     """The error of plain PyTorch, in words."""
+
+
+class Refused(UserError, RuntimeError):
+    """A kernel takes no such tensors. The error of plain PyTorch, in words."""
+
+
+def refused(op: Op | None, error: BaseException, next_step: str | None) -> Refused:
+    """Of the first run of a step; fake kernels have taken what this one did not."""
+    first = str(error).strip().partition("\n")[0]
+    where = "" if op is None else f" in module {op.module}" if op.module else " in the loss"
+    return Refused(
+        f"{'an op' if op is None else op.kind}{where} refuses the tensors that it gets; nothing was changed",
+        received=f"{type(error).__name__}: {first}",
+        next_step=next_step or "run loss(model, *batch) by itself to see the whole traceback",
+    )
 
 
 def out_of_range(graph: Graph, inputs: Mapping[int, torch.Tensor]) -> UserError | None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgetrain.graph.batches import changed
 from edgetrain.graph.modes import Surroundings
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
@@ -48,7 +49,9 @@ def why_no_mean(
     with rng_preserved(), torch.enable_grad():
         try:
             own = copy.deepcopy(model).double()
-            wide = tuple(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in four)
+            wide = changed(
+                four, lambda _, t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+            )
             return _compared(own, loss, wide, cut, evaluate=evaluate)
         except Exception as error:  # whatever it was, it is seen again below if the copy was not to blame
             if raised_by_handler(error):
@@ -60,15 +63,17 @@ def _four(batch: Sequence[Any], cut: Sequence[int]) -> tuple[Any, ...]:
     """Four samples from all over the batch, and labels that are not all the same."""
     n = len(batch[cut[0]])
     picked = torch.tensor([0, n // 3, (2 * n) // 3, n - 1])
-    found = list(batch)
-    for position in cut:
-        item = batch[position].detach()
-        rows = item[picked.to(item.device)]
+
+    def rows_of(position: int, item: Any) -> Any:
+        if position not in cut:
+            return item
+        rows = item.detach()[picked.to(item.device)]
         if not rows.is_floating_point() and rows.dtype != torch.bool and rows.numel() and (rows == rows.max()).all():
             rows = rows.clone()
             rows[1::2] = rows[1::2] - 1 if rows.max() > 0 else rows[1::2] + 1
-        found[position] = rows
-    return tuple(found)
+        return rows
+
+    return changed(batch, rows_of)
 
 
 def _compared(model: nn.Module, loss: Loss, four: tuple[Any, ...], cut: Sequence[int], *, evaluate: bool) -> str | None:
@@ -93,9 +98,7 @@ def _numbers(
     model: nn.Module, loss: Loss, four: tuple[Any, ...], cut: Sequence[int], rows: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The loss of these samples and one number for the gradient of each parameter; and how large each can be."""
-    taken = tuple(
-        item[torch.tensor(rows, device=item.device)] if position in cut else item for position, item in enumerate(four)
-    )
+    taken = changed(four, lambda p, item: item[torch.tensor(rows, device=item.device)] if p in cut else item)
     value = loss(model, *taken)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     gradients = torch.autograd.grad(value, [p for _, p in named], allow_unused=True)

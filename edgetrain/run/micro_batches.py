@@ -28,6 +28,7 @@ from edgetrain.costs.table import Costs
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
 from edgetrain.graph import mean_loss
 from edgetrain.graph.accumulate import accumulating, accumulators, clipping, ending
+from edgetrain.graph.batches import changed, sames
 from edgetrain.graph.capture import Captured
 from edgetrain.graph.ir import Atom, Graph, Ref, Value
 from edgetrain.graph.mean_loss import Check, sample_items
@@ -116,10 +117,7 @@ class MicroBatches:
         samples, cut = sample_items(batch)
         sizes = sizes_of(samples, count)
         shapes = {position: tuple(batch[position].shape) for position in cut}
-        part_of = {
-            size: self.part(tuple(i[:size] if p in cut else i for p, i in enumerate(batch)))
-            for size in dict.fromkeys(sizes)
-        }
+        part_of = {size: self.part(_first(batch, cut, size)) for size in dict.fromkeys(sizes)}
         last = part_of[sizes[-1]]
         if self.work.clip_norm is None:
             end = ending(last.graph, shapes)
@@ -131,7 +129,9 @@ class MicroBatches:
         return made, last.captured, last.exact
 
     def part(self, batch: Batch) -> Part:
-        key = tuple((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in batch)
+        key = (
+            tuple((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in batch), sames(batch)
+        )  # fmt: skip
         if key not in self.parts or not self.parts[key].captured.watch.holds():
             self.parts[key] = self.work.capture(batch)
         return self.parts[key]
@@ -240,7 +240,7 @@ class MicroBatches:
             (i.shape[1:], i.dtype) if p in cut else i.shape if isinstance(i, torch.Tensor) else i
             for p, i in enumerate(batch)
         )
-        key = (rows, tuple(module.training for module in self.work.model.modules()))
+        key = (rows, sames(batch), tuple(module.training for module in self.work.model.modules()))
         if key not in self.reasons or not self.reasons[key][1].watch.holds():
             two, reasons = self.structure(batch)
             self.reasons[key] = self._require_mean(two.graph, reasons, batch, cut), two
@@ -320,10 +320,15 @@ class MicroBatches:
             ) from error
 
 
+def _first(batch: Batch, cut: Sequence[int], n: int) -> Batch:
+    """The first samples of the batch."""
+    return changed(batch, lambda p, item: item[:n] if p in cut else item)
+
+
 def _picked(batch: Batch, cut: Sequence[int], n: int) -> Batch:
     """So many samples from the start of the batch, over again where there are fewer."""
     rows = torch.arange(n) % len(batch[cut[0]])
-    return tuple(item[rows.to(item.device)] if p in cut else item for p, item in enumerate(batch))
+    return changed(batch, lambda p, item: item[rows.to(item.device)] if p in cut else item)
 
 
 class MicroStep:

@@ -29,7 +29,7 @@ from edgetrain.arguments import checked
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph import optimizers
-from edgetrain.graph.batches import check_model
+from edgetrain.graph.batches import check_model, sames
 from edgetrain.graph.capture import Captured, Unused, check_example
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.modes import Surroundings, evaluating
@@ -397,6 +397,7 @@ class Step:
                 else (type(t), repr(t))
                 for t in batch
             ),
+            sames(batch),
             optimizers.structure(self._optimizer),
             settings(),
         )

@@ -97,7 +97,19 @@ BATCHES: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     "needs a gradient": lambda x, y: (x.clone().requires_grad_(), y),
     "has a graph": lambda x, y: (x.clone().requires_grad_() * 2, y),
     "parameter": lambda x, y: (nn.Parameter(x), y),
+    "constant parameter": lambda x, y: (nn.Parameter(x, requires_grad=False), y),
+    "class of its own": lambda x, y: (x.as_subclass(Own), y), "attribute": lambda x, y: (with_attribute(x), y),
 }  # fmt: skip
+
+
+class Own(Tensor):
+    pass
+
+
+def with_attribute(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.weight = 2.0  # type: ignore[attr-defined]
+    return x
 
 
 def one(y: Tensor, label: int) -> Tensor:

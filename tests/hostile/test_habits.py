@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import edgetrain as et
 from edgetrain.errors import UserError
@@ -268,3 +269,160 @@ def test_a_large_gradient_is_finite() -> None:
     step(torch.full((1, 1), 1e30))
     with pytest.raises(UserError, match="not finite"):
         step(torch.full((1, 1), float("inf")))
+
+
+# ---- gradients that are there -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=["whole", "micro-batches"])
+def test_gradients_that_a_step_drops_are_warned_of_once(options: dict[str, Any]) -> None:
+    model, optimizer = work()
+    step = et.prepare(model, mean_square, optimizer, (X,), **options)
+    told = []
+    for _ in range(3):
+        mean_square(model, X).backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(X)
+        told += [w for w in caught if issubclass(w.category, NothingToDoWarning)]
+        assert all(p.grad is None for p in model.parameters())
+    assert len(told) == 1
+    assert "micro_batches=" in str(told[0].message)
+    assert told[0].filename == __file__
+    other, of_other = work()
+    step = et.prepare(other, mean_square, of_other, (X,), **options)
+    mean_square(other, X).backward()
+    with pytest.warns(NothingToDoWarning, match=r"\.grad"):
+        step(X)
+
+
+def test_gradients_of_zeros_and_those_of_others_are_not_warned_of() -> None:
+    model, optimizer = work()
+    step = et.prepare(model, mean_square, optimizer, (X,))
+    other, _ = work()
+    mean_square(model, X).backward()
+    mean_square(other, X).backward()
+    optimizer.zero_grad(set_to_none=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            step(X)
+            step.gradients(X)
+            optimizer.zero_grad()
+    assert all(p.grad is not None for p in other.parameters())
+
+
+def set_gradient(model: Any, x: Tensor) -> Tensor:
+    model[0].weight.grad = torch.ones(4, 3)
+    return mean_square(model, x)
+
+
+def set_gradient_last(model: Any, x: Tensor) -> Tensor:
+    value = mean_square(model, x)
+    for p in model.parameters():
+        p.grad = p.detach()
+    return value
+
+
+def set_gradient_in_a_hook(model: Any, x: Tensor) -> Tensor:
+    def hook(gradient: Tensor) -> None:
+        model[0].weight.grad = gradient.detach()
+
+    y = model(x)
+    y.register_hook(lambda _: hook(torch.ones(4, 3)))
+    return y.square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("loss", [set_gradient, set_gradient_last, set_gradient_in_a_hook])
+def test_a_gradient_that_the_loss_sets_is_refused(loss: Callable[..., Tensor]) -> None:
+    model, optimizer = work()
+    kept = torch.zeros(4, 3)
+    model.get_submodule("0").weight.grad = kept
+    with pytest.raises(UserError, match=r"model\.0\.weight\.grad"):
+        et.prepare(model, loss, optimizer, (X,))
+    assert model.get_submodule("0").weight.grad is kept
+
+
+# ---- requires_grad within the loss --------------------------------------------------------------------------------
+
+
+def frozen_before(model: Any, x: Tensor) -> Tensor:
+    model[0].requires_grad_(False)
+    return mean_square(model, x)
+
+
+def frozen_meanwhile(model: Any, x: Tensor) -> Tensor:
+    model[0].requires_grad_(False)
+    value = mean_square(model, x)
+    model[0].requires_grad_(True)
+    return value
+
+
+@pytest.mark.parametrize("loss", [frozen_before, frozen_meanwhile])
+def test_a_parameter_that_the_loss_freezes_is_one_that_it_does_not_reach(loss: Callable[..., Tensor]) -> None:
+    plain, optimizer = work()
+    expected = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = loss(plain, X)
+        value.backward()
+        optimizer.step()
+        expected.append(float(value.detach()))
+    model, optimizer = work()
+    with pytest.raises(UserError, match=r"0\.weight, 0\.bias") as caught:
+        et.prepare(model, loss, optimizer, (X,))
+    assert ("requires_grad=False" in str(caught.value)) == (loss is frozen_before)
+    step = et.prepare(model, loss, optimizer, (X,), unused="freeze", memory_format="preserve")
+    assert [float(step(X)) for _ in range(3)] == expected
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_parameter_that_the_loss_wants_trained_is_not_left_out() -> None:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        model[0].requires_grad_(True)
+        return mean_square(model, x)
+
+    model, optimizer = work()
+    model.get_submodule("0").requires_grad_(False)
+    with pytest.raises(UserError, match=r"requires_grad of 0\.weight"):
+        et.prepare(model, loss, optimizer, (X,))
+    assert not model.get_submodule("0").weight.requires_grad
+    model.get_submodule("0").requires_grad_(True)
+    et.prepare(model, loss, optimizer, (X,))(X)
+
+
+# ---- torch.utils.checkpoint ---------------------------------------------------------------------------------------
+
+REENTRANT: dict[str, Callable[..., Tensor]] = {
+    "all": lambda m, x: checkpoint(m, x, use_reentrant=True).square().mean(),
+    "the first part": lambda m, x: m[2](checkpoint(m[:2], x, use_reentrant=True)).square().mean(),
+    "in the middle": lambda m, x: m[2](checkpoint(m[1], m[0](x), use_reentrant=True)).square().mean(),
+    "an input with gradients": lambda m, x: m[2](
+        checkpoint(m[:2], x.clone().requires_grad_(), use_reentrant=True)).square().mean(),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize("unused", ["error", "freeze"])
+@pytest.mark.parametrize("name", REENTRANT)
+def test_a_checkpoint_with_a_backward_pass_of_its_own_is_refused(name: str, unused: Any) -> None:
+    model, optimizer = work()
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        et.prepare(model, REENTRANT[name], optimizer, (X,), unused=unused)
+
+
+def test_a_checkpoint_without_one_trains() -> None:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(model, x, use_reentrant=False)
+        return y.square().mean()
+
+    plain, of_plain = work()
+    model, optimizer = work()
+    step = et.prepare(model, loss, optimizer, (X,), memory_format="preserve")
+    for _ in range(3):
+        of_plain.zero_grad()
+        mean_square(plain, X).backward()
+        of_plain.step()
+        step(X)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))

@@ -51,6 +51,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 import yaml  # type: ignore[import-untyped]
 from test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
 from torch import Tensor, nn
@@ -395,6 +396,18 @@ def environment(_: Any) -> float:
     return RATES[int(os.environ["CALLS"])]
 
 
+def put_back_after(get: Callable[[], Any], put: Callable[[Any], object], draw: Callable[[], float]) -> Any:
+    """Draws a number and puts the state of the generator back, so that nothing has moved."""
+
+    def read(_: Any) -> float:
+        state = get()
+        value = draw()
+        put(state)
+        return 1.0 + value
+
+    return read
+
+
 def extended(model: Any, container: Any) -> Any:
     container = model.__dict__.setdefault("seen", container)
     if hasattr(container, "append"):
@@ -449,6 +462,10 @@ MOVING: dict[str, Callable[[Any], float]] = {
     "usage": lambda m: 1.0 + 0 * resource.getrusage(resource.RUSAGE_SELF).ru_utime,
     "clock of NumPy": lambda m: 1.0 + 0 * int(np.datetime64("now").astype(int)),
     "uuid with the time": lambda m: 1.0 + 0 * uuid.uuid1().time,
+    "random, put back": put_back_after(random.getstate, random.setstate, random.random),
+    "NumPy, put back": put_back_after(np.random.get_state, np.random.set_state, np.random.rand),
+    "torch's seed": lambda m: 1.0 + 0 * torch.initial_seed(),
+    "seed of a generator": lambda m: 1.0 + 0 * torch.default_generator.initial_seed(),
     "generator without a seed": lambda m: 1.0 if random.Random().random() < 2 else 2.0,
 }
 
@@ -845,3 +862,227 @@ def test_an_attribute_of_a_scripted_module(where: str, name: str, value: Any) ->
         return Case(model, mean_square, lambda: setattr(inner, name, value))
 
     assert agrees(make) == "same"
+
+
+# ---- other memory for a tensor ------------------------------------------------------------------------------------
+
+
+class Net3(Net):
+    """Beside its parameters a buffer, a plain tensor, one in a list, and one that is no leaf."""
+
+    buffer: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.ones(2))
+        self.plain, self.held = torch.ones(2), [torch.ones(2)]
+        self.computed = torch.ones(2, requires_grad=True) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x) * self.buffer * self.plain
+        return y
+
+
+OTHER = torch.full((3, 3), 0.5)
+
+
+def on_the_way(change: Callable[[Any], object], undo: Callable[[Any], object] = lambda m: None) -> Any:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        change(model)
+        value = mean_square(model, x)
+        undo(model)
+        return value
+
+    return loss
+
+
+def there_and_back(other: Callable[[Tensor], Tensor]) -> Any:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        kept, model.first.weight.data = model.first.weight.data, other(model.first.weight)
+        value = mean_square(model, x)
+        model.first.weight.data = kept
+        return value
+
+    return loss
+
+
+def data(name: str, new: Callable[[Tensor], Tensor] = lambda t: t * 0.5) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        *owners, last = name.split(".")
+        for owner in owners:
+            model = model[int(owner)] if owner.isdigit() else getattr(model, owner)
+        tensor = model[int(last)] if last.isdigit() else getattr(model, last)
+        tensor.data = new(tensor.data)
+
+    return change
+
+
+def swap(model: Any) -> None:
+    torch.utils.swap_tensors(model.first.weight, nn.Parameter(model.first.weight.detach() * 0.5))
+
+
+def clamp_all(model: Any) -> None:
+    for p in model.parameters():
+        p.data = p.data.clamp(-0.1, 0.1)
+
+
+def set_memory(model: Any) -> None:
+    with torch.no_grad():
+        model.first.weight.set_(OTHER)
+
+
+def from_a_vector(model: Any) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 0.9, model.parameters())
+
+
+def in_a_hook(model: Any) -> None:
+    model.first.weight.register_hook(lambda g: data("first.weight")(model))
+
+
+EXCHANGED: dict[str, tuple[Any, str]] = {
+    "all, before": (on_the_way(clamp_all), "model.first.weight"),
+    "a parameter, before": (on_the_way(data("first.weight")), "model.first.weight"),
+    "a parameter, after": (on_the_way(lambda m: None, data("second.bias")), "model.second.bias"),
+    "a real tensor": (on_the_way(data("first.weight", lambda t: OTHER)), "model.first.weight"),
+    "there and back": (there_and_back(lambda t: t * 0.5), "model.first.weight"),
+    "there and back, real": (there_and_back(lambda t: OTHER), "model.first.weight"),
+    "a buffer": (on_the_way(data("buffer")), "model.buffer"),
+    "a plain tensor": (on_the_way(data("plain")), "model.plain"),
+    "one in a list, that nothing reads": (on_the_way(data("held.0")), "model.held.0"),
+    "no leaf": (on_the_way(data("computed")), "model.computed"),
+    "another one's": (on_the_way(lambda m: setattr(m.plain, "data", m.buffer)), "model.plain"),
+    "swapped, before": (on_the_way(swap), "model.first.weight"),
+    "swapped": (on_the_way(lambda m: torch.utils.swap_tensors(m.plain, m.held[0])), "model.plain"),
+    "set_": (on_the_way(set_memory), "model.first.weight"),
+    "from a vector": (on_the_way(from_a_vector), "model.first.weight"),
+    "in a hook": (on_the_way(in_a_hook), "model.first.weight"),
+}
+
+
+def looks(model: nn.Module) -> list[Any]:
+    tensors: list[Any] = [*model.parameters(), *model.buffers(), model.plain, *model.held, model.computed]  # type: ignore[misc]
+    return [
+        (
+            type(t),
+            t.data_ptr(),
+            t.requires_grad,
+            t.is_leaf,
+            vars(t),
+            t._backward_hooks,
+            t.tolist(),
+            t.is_leaf and t.grad,
+        )
+        for t in tensors
+    ]
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_other_memory_for_a_tensor_is_refused_by_its_name(name: str) -> None:
+    loss, path = EXCHANGED[name]
+    model = Net3()
+    before, kept = looks(model), OTHER.clone()
+    with pytest.raises(UserError) as caught:
+        et.prepare(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert path in str(caught.value)
+    assert "copy_(" in str(caught.value)
+    assert looks(model) == before
+    assert torch.equal(OTHER, kept)
+    step = et.prepare(model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    expected = mean_square(model, X).item()
+    assert float(step(X)) == expected
+
+
+def copied_in_place(model: Any) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.clamp(-0.1, 0.1))
+
+
+def clamped_in_place(model: Any) -> None:
+    for p in model.parameters():
+        p.data.clamp_(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("change", [copied_in_place, clamped_in_place, nn.Module.float, lambda m: m.to("cpu")])
+def test_what_is_written_into_a_tensor_takes_part(change: Callable[[Any], object]) -> None:
+    assert agrees(lambda: Case(Net3(), on_the_way(change), lambda: None), steps=2) == "same"
+
+
+# ---- the state of torch's generator -------------------------------------------------------------------------------
+
+
+def dropped(model: Any, x: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(model(x), 0.5)
+
+
+def same_mask(model: Any, x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    first = dropped(model, x)
+    torch.set_rng_state(state)
+    return (first - 2 * dropped(model, x)).square().mean()
+
+
+def same_mask_by_the_generator(model: Any, x: Tensor) -> Tensor:
+    state = torch.default_generator.get_state()
+    first = dropped(model, x)
+    torch.default_generator.set_state(state)
+    return (first - 2 * dropped(model, x)).square().mean()
+
+
+def forked(model: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        first = dropped(model, x)
+    return (first - 2 * dropped(model, x)).square().mean()
+
+
+def forked_last(model: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        return dropped(model, x).square().mean()
+
+
+def masks_in_a_hook(model: Any, x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    y = dropped(model, x)
+    y.register_hook(lambda g: torch.set_rng_state(state))
+    return y.square().mean()
+
+
+@pytest.mark.parametrize("loss", [same_mask, same_mask_by_the_generator, forked, forked_last, masks_in_a_hook])
+def test_random_numbers_that_are_drawn_again_are_refused(loss: Any) -> None:
+    model = Net()
+    state = torch.get_rng_state()
+    with pytest.raises(UserError, match="random"):
+        et.prepare(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), (X,))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def forked_without_random_numbers(model: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        y = model(x)
+    return torch.nn.functional.dropout(y, 0.3).square().mean()
+
+
+def checkpointed(model: Any, x: Tensor) -> Tensor:
+    y = torch.utils.checkpoint.checkpoint(model.first, x, use_reentrant=False)
+    return torch.nn.functional.dropout(model.second(y), 0.3).square().mean()
+
+
+@pytest.mark.parametrize("loss", [forked_without_random_numbers, checkpointed])
+def test_a_state_that_is_put_back_where_nothing_was_drawn_does_no_harm(loss: Any) -> None:
+    results = []
+    for prepared in (False, True):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = et.prepare(model, loss, optimizer, (X,), memory_format="preserve") if prepared else None
+        values = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            optimizer.zero_grad()
+            value = step(X) if step else loss(model, X)
+            if not step:
+                value.backward()
+                optimizer.step()
+            values.append((float(value.detach()), torch.get_rng_state().tolist()))
+        results.append(values)
+    assert results[0] == results[1]
