@@ -22,6 +22,7 @@ from edgetrain.firmware.export import Project, require_new_folder
 from edgetrain.firmware.export import export as write_project
 from edgetrain.firmware.planned import MOMENTUM, firmware_step
 from edgetrain.firmware.target import load_target
+from edgetrain.measure.sensors.room import require_room
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.plan import Plan
 from edgetrain.run.activity import doing
@@ -72,6 +73,8 @@ def export(
     torch.manual_seed(seed)
     net, task, example = _model(model, data, batch, classes, input_size, width, seed)
     net.train()
+    if check:
+        _require_checkable(net, example, check)
     settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
     updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
     with working("capturing the step"):
@@ -112,11 +115,18 @@ def _model(
     return net, task, found.train.batch(torch.arange(batch))
 
 
+def _require_checkable(net: nn.Module, example: Example, steps: int) -> None:
+    """Before anything is written."""
+    if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
+        raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
+    # A debug build tells the gradients of every step, which are held together.
+    each = sum(t.nbytes for t in (*example, *net.parameters()))
+    require_room(f"a check over {steps:,} steps", steps * each, next_step="check fewer steps")
+
+
 def _checked(
     project: Project, net: nn.Module, task: Task, updates: torch.optim.Optimizer, example: Example, steps: int
 ) -> list[parity.Row]:
-    if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
-        raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
     generator = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(steps):

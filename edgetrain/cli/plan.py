@@ -161,7 +161,7 @@ def plan(
         if firmware is None:
             updates = _optimizer(optimizer, net, 0.9 if momentum is None else momentum)
             with told_of_batch(model, "a random batch", example):
-                step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None)))
+                step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None, runs=False)))
                 step.of_shape(*example)
         graph = step.graph if firmware is None else firmware.graph
         if loaded is not None:
