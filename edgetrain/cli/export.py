@@ -11,8 +11,8 @@ import typer
 from torch import nn
 
 from edgetrain import ranges
-from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
+from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
 from edgetrain.cli.options import Batch, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
@@ -42,7 +42,9 @@ def export(
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
-    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = MOMENTUM,
+    momentum: Annotated[
+        float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0, which needs no memory.")
+    ] = None,
     classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without data.")] = None,
     input_size: Side = None,
     width: Width = None,
@@ -68,6 +70,7 @@ def export(
     Example: edgetrain export ds_cnn --width 0.5 --data KEYWORDS --target stm32f746 --batch 1 --out fw
     """
     one_of(OPTIMIZERS, optimizer, "--optimizer")
+    momentum = momentum_of(optimizer, momentum, MOMENTUM)
     chosen_target = load_target(target)
     require_new_folder(out)
     torch.manual_seed(seed)
@@ -75,8 +78,7 @@ def export(
     net.train()
     if check:
         _require_checkable(net, example, check)
-    settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
-    updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
+    updates = make_optimizer(optimizer, net, model, lr=lr, momentum=momentum)
     with working("capturing the step"):
         with told_of_batch(model, "a random batch" if data is None else data, example):
             step = firmware_step(net, task.loss, updates, example, chosen_target)

@@ -24,7 +24,7 @@ from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import foretold, optimizers
 from edgetrain.graph.accumulate import accumulates_only
-from edgetrain.graph.batches import place_of
+from edgetrain.graph.batches import other_type, place_of
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
@@ -417,6 +417,13 @@ class CompiledStep:
             )
             if wrong:
                 raise wrong from error
+            types = other_type(self._binding.model, batch) if isinstance(error, RuntimeError) else None
+            if types is not None:  # a kernel has refused what the shapes allowed
+                raise UserError(
+                    "the model cannot be run on this batch; nothing was changed",
+                    received=str(error).partition("\n")[0],
+                    next_step=types,
+                ) from error  # fmt: skip
             raise
 
     def _attempted(
