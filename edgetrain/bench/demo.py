@@ -33,10 +33,12 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import InternalError
+from edgetrain.graph.capture import capture
 from edgetrain.interrupts import not_for_children
 from edgetrain.measure.profile import profile
 from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder, Value, new_record, write_atomic
+from edgetrain.measure.sensors.room import require_room
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import timeline
@@ -107,6 +109,7 @@ class DemoResult:
 
 def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]) -> DemoResult:
     """Train all; `on_turn(what, done, total)` is called before each turn."""
+    _require_room(settings)
     folder = RunFolder.create(out)
     names = (PLAIN, CHANNELS_LAST, settings.ours)
     checked = min(CHECKED_STEPS, settings.steps)
@@ -134,6 +137,18 @@ def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]
     )
     _keep(folder, result, about)
     return result
+
+
+def _require_room(settings: Settings) -> None:
+    """Refuse what the two ways of plain PyTorch, which are there at the same time, have no room for."""
+    entry = zoo.get(MODEL)
+    model = zoo.build(MODEL, classes=10, input_size=settings.side, width=settings.width)
+    batch = entry.example(settings.batch, classes=10, input_size=settings.side)
+    graph = capture(model, entry.task.loss, torch.optim.Adam(model.parameters()), batch)
+    peak_bytes = keep_all(graph).peak_bytes
+    require_room(
+        "plain PyTorch, twice,", 2 * peak_bytes, next_step="give a smaller batch, or a smaller input size"
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from edgetrain.firmware.build import Variant, load_project
 from edgetrain.firmware.counts import CountedCall
 from edgetrain.firmware.emulate import CODES, FirmwareFailed, Run, run_firmware
 from edgetrain.zoo import datasets
+from edgetrain.zoo.datasets.base import Split
 
 
 def emulate(
@@ -42,7 +44,9 @@ def emulate(
         Path | None,
         typer.Option(help="File that is the board's flash: the run goes on from what it holds, up to --steps in all."),
     ] = None,
-    time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the run.")] = 600.0,
+    time_limit: Annotated[
+        float, numeric(ranges.SECONDS, "Seconds for the run, with all that comes before it.")
+    ] = 600.0,
     json: Json = False,
 ) -> None:
     """Build firmware and train with it, in the emulator of its board; show losses, memory and instructions.
@@ -61,7 +65,7 @@ def emulate(
         raise UserError(own, next_step="leave --threads out" + ("" if project["is_board"] else ", or --scalar"))
     if flash is not None and not flash.absolute().parent.is_dir():
         raise UserError(f"{flash} cannot be made: there is no folder {flash.parent}")
-    batches = [_random(project, seed)] * steps if data is None else list(_batches(project, data, steps, seed))
+    batches = _Batches(steps, [_random(project, seed)] if data is None else _batches(project, data, seed))
     try:
         with Progress(console=notes, transient=True, disable=json or not notes.is_terminal) as bar:
             task = bar.add_task(f"training on {project['target']}", total=steps)
@@ -86,7 +90,21 @@ def emulate(
         results.print("\n".join(_lines(project, described)), markup=False, soft_wrap=True)
 
 
-def _batches(project: dict[str, Any], data: str, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
+@dataclass(frozen=True)
+class _Batches:
+    """So many batches, from the first again after the last. each: made as it is asked for."""
+
+    count: int
+    each: Iterable[tuple[torch.Tensor, ...]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return islice(cycle(self.each) if isinstance(self.each, list) else self.each, self.count)
+
+
+def _batches(project: dict[str, Any], data: str, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
     samples, *sides = project["inputs"][0]["shape"]
     square = len(sides) == 3 and sides[0] in (1, 3) and sides[1] == sides[2]
     size, channels = (sides[-1], sides[0]) if square else (None, None)
@@ -98,15 +116,18 @@ def _batches(project: dict[str, Any], data: str, steps: int, seed: int) -> Itera
             next_step="give the data that it was exported with, leave --data out for a random batch, or feed it from "
             "Python (run_firmware in edgetrain.firmware.emulate)",
         )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    left = torch.randperm(len(found.train), generator=generator)
-    if len(left) < samples:
-        raise UserError(f"{data} has {len(left)} samples to train on", expected=f"a batch of {samples} at least")
-    for _ in range(steps):
-        if len(left) < samples:
-            left = torch.randperm(len(found.train), generator=generator)
-        yield found.train.batch(left[:samples])
-        left = left[samples:]
+    if len(found.train) < samples:
+        raise UserError(f"{data} has {len(found.train)} samples to train on", expected=f"a batch of {samples} at least")
+    return _in_any_order(found.train, samples, torch.Generator().manual_seed(seed))
+
+
+def _in_any_order(train: Split, samples: int, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches for ever, each sample once before any comes again."""
+    while True:
+        left = torch.randperm(len(train), generator=generator)
+        for part in left.split(samples):
+            if len(part) == samples:
+                yield train.batch(part)
 
 
 def _random(project: dict[str, Any], seed: int) -> tuple[torch.Tensor, ...]:

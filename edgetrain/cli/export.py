@@ -11,8 +11,8 @@ import typer
 from torch import nn
 
 from edgetrain import ranges
-from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
+from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
 from edgetrain.cli.options import Batch, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
@@ -22,6 +22,7 @@ from edgetrain.firmware.export import Project, require_new_folder
 from edgetrain.firmware.export import export as write_project
 from edgetrain.firmware.planned import MOMENTUM, firmware_step
 from edgetrain.firmware.target import load_target
+from edgetrain.measure.sensors.room import require_room
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.plan import Plan
 from edgetrain.run.activity import doing
@@ -41,7 +42,9 @@ def export(
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
     lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
-    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd; 0 needs no memory.")] = MOMENTUM,
+    momentum: Annotated[
+        float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0, which needs no memory.")
+    ] = None,
     classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without data.")] = None,
     input_size: Side = None,
     width: Width = None,
@@ -67,13 +70,15 @@ def export(
     Example: edgetrain export ds_cnn --width 0.5 --data KEYWORDS --target stm32f746 --batch 1 --out fw
     """
     one_of(OPTIMIZERS, optimizer, "--optimizer")
+    momentum = momentum_of(optimizer, momentum, MOMENTUM)
     chosen_target = load_target(target)
     require_new_folder(out)
     torch.manual_seed(seed)
     net, task, example = _model(model, data, batch, classes, input_size, width, seed)
     net.train()
-    settings: dict[str, Any] = {"momentum": momentum} if optimizer == "sgd" else {}
-    updates = OPTIMIZERS[optimizer](net.parameters(), lr=lr, **settings)
+    if check:
+        _require_checkable(net, example, check)
+    updates = make_optimizer(optimizer, net, model, lr=lr, momentum=momentum)
     with working("capturing the step"):
         with told_of_batch(model, "a random batch" if data is None else data, example):
             step = firmware_step(net, task.loss, updates, example, chosen_target)
@@ -112,11 +117,18 @@ def _model(
     return net, task, found.train.batch(torch.arange(batch))
 
 
+def _require_checkable(net: nn.Module, example: Example, steps: int) -> None:
+    """Before anything is written."""
+    if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
+        raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
+    # A debug build tells the gradients of every step, which are held together.
+    each = sum(t.nbytes for t in (*example, *net.parameters()))
+    require_room(f"a check over {steps:,} steps", steps * each, next_step="check fewer steps")
+
+
 def _checked(
     project: Project, net: nn.Module, task: Task, updates: torch.optim.Optimizer, example: Example, steps: int
 ) -> list[parity.Row]:
-    if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
-        raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
     generator = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(steps):

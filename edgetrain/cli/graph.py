@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer
 from edgetrain.cli.options import Batch, Classes, Side, Width, one_of
 from edgetrain.cli.output import Json, notes, print_json
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph, to_json
 from edgetrain.graph.show import show, summary
-
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 def graph(
@@ -45,8 +43,7 @@ def graph(
         if inference:
             captured = capture_inference(net, example[:1])
         else:
-            settings = {"momentum": 0.9} if optimizer == "sgd" else {}
-            captured = capture(net, task.loss, OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings), example)
+            captured = capture(net, task.loss, make_optimizer(optimizer, net, model), example)
     if out is not None:
         _save(captured, out)
     if json:

@@ -6,6 +6,7 @@ A model is a name from the zoo or `path/to/file.py:function`, called with `class
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from edgetrain import zoo
 from edgetrain.errors import UserError
@@ -144,6 +146,14 @@ def _call(chosen: Chosen, **arguments: Any) -> nn.Module:
         raise UserError(f"{chosen.name} failed", received=f"{type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{chosen.name} returned no nn.Module", received=type(model).__name__)
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            kind = "has no shape before the model has run (lazy)" if is_lazy(tensor) else "has no memory (meta)"
+            raise UserError(
+                f"{chosen.name} gives a model that cannot be trained yet: {name} {kind}",
+                next_step="let the function run the model once on a batch of zeros, and return it then"
+                if is_lazy(tensor) else "let the function make its tensors on the CPU",
+            )  # fmt: skip
     return model
 
 

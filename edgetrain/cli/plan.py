@@ -22,9 +22,9 @@ from rich.text import Text
 from torch import nn
 
 from edgetrain import ranges
-from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
 from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
@@ -33,7 +33,8 @@ from edgetrain.cli.plan_study import Study, costs_of
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
 from edgetrain.errors import Infeasible, InternalError, UserError
-from edgetrain.firmware.planned import MOMENTUM, FirmwareStep, firmware_step
+from edgetrain.firmware.planned import MOMENTUM as FIRMWARE_MOMENTUM
+from edgetrain.firmware.planned import FirmwareStep, firmware_step
 from edgetrain.firmware.target import Target
 from edgetrain.graph.capture import ExampleRefused
 from edgetrain.graph.ir import Graph
@@ -117,6 +118,7 @@ def plan(
     chosen = choose(model)
     target = None if device is None else device_of(device)
     one_of(OPTIMIZERS, optimizer, "--optimizer")
+    momentum_of(optimizer, momentum)
     one_of(PLANNERS, planner, "--planner")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
@@ -155,13 +157,15 @@ def plan(
         net.train()
         firmware = None
         if firm is not None:
-            updates = _optimizer(optimizer, net, MOMENTUM if momentum is None else momentum)
+            updates = make_optimizer(
+                optimizer, net, model, momentum=momentum_of(optimizer, momentum, FIRMWARE_MOMENTUM)
+            )
             with told_of_batch(model, "a random batch", example):
                 firmware = _firmware(firm, net, task.loss, updates, example, required=runtime == "firmware")
         if firmware is None:
-            updates = _optimizer(optimizer, net, 0.9 if momentum is None else momentum)
+            updates = make_optimizer(optimizer, net, model, momentum=momentum_of(optimizer, momentum))
             with told_of_batch(model, "a random batch", example):
-                step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None)))
+                step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None, runs=False)))
                 step.of_shape(*example)
         graph = step.graph if firmware is None else firmware.graph
         if loaded is not None:
@@ -214,12 +218,6 @@ def plan(
             f"error: no plan of this sweep fits into the {show_bytes(target.memory.ram_bytes)} of {target.name}"
         )
         raise typer.Exit(1)
-
-
-def _optimizer(name: str, net: nn.Module, momentum: float) -> torch.optim.Optimizer:
-    settings = {"momentum": momentum} if name == "sgd" else {}
-    made: torch.optim.Optimizer = OPTIMIZERS[name](net.parameters(), lr=0.01, **settings)
-    return made
 
 
 def _firmware(

@@ -13,10 +13,10 @@ import rich.table
 import typer
 
 from edgetrain import ranges
-from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.live_view import LiveView
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
+from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer
 from edgetrain.cli.options import Batch, Classes, Side, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
@@ -93,8 +93,7 @@ def profile(
     with removed_if_interrupted(folder):
         net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
         net.train()
-        settings = {"momentum": 0.9} if optimizer == "sgd" else {}
-        updates = OPTIMIZERS[optimizer](net.parameters(), lr=0.01, **settings)
+        updates = make_optimizer(optimizer, net, model)
         with told_of_batch(model, "a random batch", example), working("capturing the step"):
             step = prepare(
                 net, task.loss, updates, example, memory=memory, planner=planner, page_to=page_to,

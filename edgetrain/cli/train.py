@@ -18,9 +18,9 @@ from rich.table import Table
 from torch import nn
 
 from edgetrain import ranges, zoo
-from edgetrain.cli.graph import OPTIMIZERS
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
+from edgetrain.cli.optimizers import MOMENTUM, OPTIMIZERS, make_optimizer, momentum_of
 from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
@@ -47,12 +47,14 @@ def train(
     ] = "digits",
     epochs: Annotated[int, numeric(ranges.EPOCHS, "Passes over the training data.")] = 5,
     batch: Batch = 32,
-    lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate at its highest.")] = 0.05,
+    lr: Annotated[
+        float, numeric(dataclasses.replace(ranges.LEARNING_RATE, above=True), "Learning rate at its highest.")
+    ] = 0.05,
     seed: Annotated[int, numeric(ranges.SEED, "Seed of initial weights, data order and dropout.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/train-DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    momentum: Annotated[float, numeric(ranges.MOMENTUM, "Momentum of sgd.")] = 0.9,
+    momentum: Annotated[float | None, numeric(ranges.MOMENTUM, f"Momentum of sgd; by default {MOMENTUM}.")] = None,
     weight_decay: Annotated[float, numeric(ranges.WEIGHT_DECAY, "Weight decay.")] = 1e-4,
     schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, cosine or step.")] = "cosine",
     warmup_steps: Annotated[int, numeric(ranges.STEPS_OR_NONE, "Steps over which the learning rate rises.")] = 0,
@@ -91,6 +93,8 @@ def train(
         if amount is not None and (amount != "auto" or amount is process_memory):
             parse_bytes(amount)
     one_of(OPTIMIZERS, optimizer, "--optimizer")
+    momentum = momentum_of(optimizer, momentum)
+    given["momentum"] = momentum if optimizer == "sgd" else None
     one_of(PLANNERS, planner, "--planner")
     one_of(("cpu", "cuda"), on, "--on")
     one_of(("constant", "cosine", "step"), schedule, "--schedule")
@@ -111,6 +115,7 @@ def train(
         for message in load_weights(net, weights, resize_head=resize_head):
             notes.print(message)
     net.to(place)
+    updates = make_optimizer(optimizer, net, model, lr=lr, momentum=momentum, weight_decay=weight_decay)
     folder = RunFolder(out or default_path("train"))
     try:
         with removed_if_interrupted(folder.path):
@@ -118,7 +123,7 @@ def train(
             with folder.locked():
                 _take(folder, given, resume, asked)
             result = _run(
-                folder, config, net, task, loaded, _optimizer(net, optimizer, lr, momentum, weight_decay), place,
+                folder, config, net, task, loaded, updates, place,
                 memory=memory, process_memory=process_memory, planner=planner, page_to=page_to, resume=resume,
                 given=given, micro_batches=parts, allow_inexact=allow_inexact,
             )  # fmt: skip
@@ -154,13 +159,6 @@ def _place(on: str) -> torch.device:
     if on == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no CUDA device here", received=f"torch {torch.__version__}", next_step="use --on cpu")
     return torch.device(on)
-
-
-def _optimizer(net: nn.Module, name: str, lr: float, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    return OPTIMIZERS[name](parameters, lr=lr, weight_decay=weight_decay)  # type: ignore[no-any-return]
 
 
 def _take(folder: RunFolder, given: dict[str, Any], resume: bool, asked: bool) -> None:

@@ -244,9 +244,8 @@ def measure(
     live = live or {}
     reads = {key: calls.read_bytes(graph, call, live, most_bytes) for key, call in todo.items()}
     needs = {key: _needs(graph, call, live, most_bytes) for key, call in todo.items()}
-    if most_bytes is None:
-        largest_bytes = max(needs.values(), default=0)
-        require_room("the largest op of this step", largest_bytes, next_step="give a smaller batch")
+    largest_bytes = max((n for n in needs.values() if most_bytes is None or n <= most_bytes), default=0)
+    require_room("the largest op of this step", largest_bytes, next_step="give a smaller batch")
     todo = dict(sorted(todo.items(), key=lambda item: -reads[item[0]]))
     room = {key: None if most_bytes is None else most_bytes - needs[key] + reads[key] for key in todo}
     cuda = _on_cuda(graph)

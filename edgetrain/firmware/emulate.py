@@ -8,8 +8,10 @@ A program that ends with another exit code than 0 is a `FirmwareFailed`, which c
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +44,7 @@ CODES = {
     16: "this processor lacks the vectors that the program was built for (make fast VECTORS= builds it without)",
 }
 _TRAIN, _PREDICT = 0, 1
+_WIDTHS = {"float32": 4, "int32": 4, "int64": 8}
 _POLL_S = 0.05
 
 
@@ -96,9 +99,17 @@ class Run:
 Progress = Callable[[int, float], None]
 
 
+class Batches(Protocol):
+    """A sequence of batches, or something that makes so many one after the other."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence[torch.Tensor]]: ...
+
+
 def run_firmware(
     folder: str | Path,
-    batches: Sequence[Sequence[torch.Tensor]],
+    batches: Batches,
     *,
     variant: Variant = "plain",
     predict: bool = False,
@@ -114,7 +125,10 @@ def run_firmware(
     flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest
     and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
     progress: is told of each step's number and loss while the program runs.
+    time_limit_s: for building, writing the batches and running together.
     """
+    started = time.monotonic()
+    deadline = started + time_limit_s
     ranges.number("time_limit_s", time_limit_s, ranges.SECONDS)
     if threads is not None:
         ranges.whole("threads", threads, ranges.THREADS)
@@ -123,36 +137,76 @@ def run_firmware(
         raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every (--keep-every)")
     if flash is not None and checked_path(flash, "file of flash").exists():
         require_regular(flash, "file of flash")
-    _require_room(project, len(batches))
+    _require_room(project, len(batches), variant, predict)
     built = build(folder, variant, compiler=compiler)
     with tempfile.TemporaryDirectory(prefix="edgetrain-firmware-") as place:
         where = Path(place)
-        write_batches(where / "batches.bin", project, batches, predict=predict)
+        with _on_time(time_limit_s):
+            write_batches(where / "batches.bin", project, batches, predict=predict, deadline=deadline)
         if flash is not None:
             (where / "flash.bin").symlink_to(Path(flash).resolve())
         started = time.monotonic()
         environment = os.environ | ({} if threads is None else {"FIRMWARE_THREADS": str(threads)})
         counted = counts.plugin(project, built.program, where) if project["is_board"] else []
         words = [*command(project, built.program.resolve()), *counted]
-        _execute(words, where, progress, time_limit_s, environment)
+        with _on_time(time_limit_s):
+            _execute(words, where, progress, deadline, environment)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
 
 
-def _require_room(project: dict[str, Any], count: int) -> None:
-    """All batches lie in one file, and in memory while it is written."""
-    n_bytes = sum(8 * math.prod(described["shape"]) for described in project["inputs"]) * count
-    require_room(f"a run over {count:,} batches", 2 * n_bytes, next_step="run fewer steps at once")
+class _TooLate(Exception):
+    """The time is up."""
+
+
+@contextlib.contextmanager
+def _on_time(limit_s: float) -> Iterator[None]:
+    try:
+        yield
+    except _TooLate:
+        raise UserError(
+            f"the firmware did not end within {limit_s:g} s, building it and writing its batches included",
+            next_step="run fewer steps at once, or give more time",
+        ) from None
+
+
+def _require_room(project: dict[str, Any], count: int, variant: Variant, predict: bool) -> None:
+    """All batches lie in one file; what a debug build tells of each step lies in another, and is read whole. A program
+    for this machine takes the memory of its own step."""
+    sizes = {described["name"]: math.prod(described["shape"]) for described in project["tensors"]}
+    tells = variant not in SILENT and not predict
+    each = sum(4 * sizes.get(name, 0) for name in project["gradients"])
+    told = count * (each + sum(math.prod(d["shape"]) for d in project["sides"])) if tells else 0
+    written = count * sum(_WIDTHS[d["dtype"]] * math.prod(d["shape"]) for d in project["inputs"]) + told
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if written > free:
+        raise UserError(
+            f"a run over {count:,} batches writes {written / 1e9:,.3g} GB to {folder}",
+            expected=f"at most {free / 1e9:,.3g} GB, which is free", next_step="run fewer steps at once",
+        )  # fmt: skip
+    require_room(f"a run over {count:,} batches", 2 * told, next_step="run fewer steps at once")
+    if not project["is_board"]:
+        own = project["arena_bytes"] + project["lasting_bytes"]
+        require_room("this firmware", own, next_step="export it with a smaller batch, or with a budget of memory")
 
 
 def write_batches(
-    file: Path, project: dict[str, Any], batches: Sequence[Sequence[torch.Tensor]], *, predict: bool = False
+    file: Path, project: dict[str, Any], batches: Batches, *, predict: bool = False, deadline: float = math.inf
 ) -> None:
-    """The file that main.c reads."""
-    if not batches:
+    """The file that main.c reads, written as the batches come. deadline: of `time.monotonic`."""
+    with file.open("wb") as out:
+        count = 0
+        for batch in batches:
+            content = batch_bytes(project, count, batch)
+            if not count:
+                what = _PREDICT if predict else _TRAIN
+                out.write(struct.pack("<4sIII", b"ETB1", what, len(batches), len(content)))
+            out.write(content)
+            count += 1
+            if time.monotonic() > deadline:
+                raise _TooLate
+    if not count:
         raise UserError("there is no batch to run on")
-    what = _PREDICT if predict else _TRAIN
-    content = [batch_bytes(project, number, batch) for number, batch in enumerate(batches)]
-    file.write_bytes(struct.pack("<4sIII", b"ETB1", what, len(content), len(content[0])) + b"".join(content))
 
 
 def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
@@ -188,9 +242,8 @@ def command(project: dict[str, Any], program: Path) -> list[str]:
 
 
 def _execute(
-    command: list[str], where: Path, progress: Progress | None, time_limit_s: float, environment: Mapping[str, str]
+    command: list[str], where: Path, progress: Progress | None, deadline: float, environment: Mapping[str, str]
 ) -> None:
-    deadline = time.monotonic() + time_limit_s
     with (where / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             command, cwd=where, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
@@ -200,7 +253,7 @@ def _execute(
             while process.poll() is None:
                 told = _tell(where / "losses.bin", told, progress)
                 if time.monotonic() > deadline:
-                    raise UserError(f"the firmware did not end within {time_limit_s:.0f} s", next_step="fewer steps")
+                    raise _TooLate
                 time.sleep(_POLL_S if progress is not None else _POLL_S / 10)
             _tell(where / "losses.bin", told, progress)
         finally:
@@ -214,10 +267,10 @@ def _execute(
 def _tell(file: Path, told: int, progress: Progress | None) -> int:
     if progress is None or not file.exists():
         return told
-    losses = np.frombuffer(file.read_bytes()[: file.stat().st_size // 4 * 4], dtype=np.float32)
-    for number, loss in enumerate(losses[told:].tolist(), told + 1):
+    losses = np.fromfile(file, dtype=np.float32, offset=4 * told)
+    for number, loss in enumerate(losses.tolist(), told + 1):
         progress(number, loss)
-    return max(told, len(losses))
+    return told + len(losses)
 
 
 def _read(

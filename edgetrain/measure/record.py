@@ -249,7 +249,7 @@ def removed_if_interrupted(path: Path) -> Iterator[None]:
         yield
     except Taken:
         raise  # what is there is the other's
-    except (KeyboardInterrupt, UserError, Infeasible):
+    except (KeyboardInterrupt, UserError, Infeasible, MemoryError, RuntimeError):  # PyTorch's for want of memory too
         if path in missing and _is_bare(path):
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty

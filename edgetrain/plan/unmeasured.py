@@ -28,13 +28,15 @@ from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
 from edgetrain.costs.work import Work, work
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph
+from edgetrain.measure.sensors.room import require_room, room_bytes
 from edgetrain.native import arena
-from edgetrain.plan.budget import Budget
+from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.lifetimes import overwrites, persistent_bytes
 from edgetrain.plan.micro_batches import TooSmall
-from edgetrain.plan.plan import Updates
+from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import GREEDY_S, aim_of, known_to_work
 from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.process import left_for_tensors
 from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
 
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
@@ -84,6 +86,35 @@ def refuse_impossible(
         task, planner, until=time.monotonic() + GREEDY_S / 2, use_cache=use_cache, recompute=aim.recompute
     )
     raise infeasible(task, memory_bytes, order, peak, found_by=f"the {way} planner", bound_bytes=bound)
+
+
+def refuse_too_large(
+    graph: Graph, plain: Plan, memory_bytes: int | None, *, planner: str, state_is_there: bool, beside_bytes: int = 0
+) -> None:
+    """Refuse a step that is to run here and takes more than this machine has: where all is kept, or under a budget
+    that is larger than the machine. beside_bytes: what is held beside the graph's tensors."""
+    left = here_bytes(graph, state_is_there=state_is_there)
+    if left is None:
+        return
+    left -= beside_bytes
+    if plain.peak_bytes <= left or (memory_bytes is not None and memory_bytes <= left):
+        return
+    upper, until = problem(graph, unmeasured(graph), plain.updates), time.monotonic() + GREEDY_S / 2
+    peak = known_to_work(upper, planner, until=until, use_cache=False)[1]
+    budget = f"memory={peak + beside_bytes} ({show_bytes(peak + beside_bytes)}) or more, or " if peak <= left else ""
+    part = max(0, left - plain.persistent_bytes) / max(1, plain.peak_bytes - plain.persistent_bytes)
+    smaller = "a smaller batch" + (f", of about {100 * part:.0f} % of this one" if part >= 0.01 else "")
+    process_bytes = max(0, (room_bytes() or 0) - left)  # what it takes beside
+    require_room("this step", plain.peak_bytes + process_bytes, next_step=f"give {budget}{smaller}")
+
+
+def here_bytes(graph: Graph, *, state_is_there: bool) -> int | None:
+    """What this machine can have of tensors of this step at most, beside what the process takes; None where it does not
+    say, or where they lie elsewhere."""
+    room = room_bytes()
+    if room is None or any(storage.device != "cpu" for storage in graph.storages):
+        return None
+    return left_for_tensors(graph, room, state_is_there=state_is_there)
 
 
 def _guessed_s(of: Work) -> float:

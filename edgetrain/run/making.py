@@ -43,7 +43,7 @@ from edgetrain.plan.problem import problem
 from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
 from edgetrain.plan.refusal import lasting, with_bound
 from edgetrain.plan.time_left import TimeLeft
-from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
+from edgetrain.plan.unmeasured import here_bytes, is_heavy, refuse_impossible, refuse_too_large, unmeasured
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
 from edgetrain.run.binding import live_storages
@@ -245,6 +245,10 @@ class StepMaker:
         self._refuse_all(graphs, budget())
         graphs = self._tested(batch, graphs)
         smallest, largest, bound = self._range(graphs)
+        there, graph = bool(self.optimizer.state), graphs[0].parts[0][0]
+        refuse_too_large(graph, keep_all(graph), smallest, planner=self._planner, state_is_there=there)
+        here = here_bytes(graph, state_is_there=there)
+        largest = largest if here is None else max(smallest, min(largest, here))  # no more is ever there
         watch = BudgetWatch(lambda: largest)
         known: dict[str, Known] = {}
         made = []
@@ -361,16 +365,21 @@ class StepMaker:
             plain = keep_all(graph, early=not options.check_finite, exact=exact)
         else:
             plain = keep_all(graph, updates=updates, exact=exact)
-        if options.keeps_all:
-            return plain, None
+        there = bool(self.optimizer.state)
         memory_bytes, most_bytes = memory_bytes or options.memory_bytes, None
         if memory_bytes is not None:
             memory_bytes = max(1, memory_bytes - beside_bytes)
         if options.process_memory_bytes is not None:
-            there = bool(self.optimizer.state)
             left = left_for_tensors(graph, options.process_memory_bytes, state_is_there=there) - beside_bytes
             memory_bytes = left if memory_bytes is None else min(left, memory_bytes)
             most_bytes = left - plain.persistent_bytes
+        if options.runs and options.follow is None:  # one that moves was looked at as a whole
+            doing("planning")
+            refuse_too_large(
+                graph, plain, memory_bytes, planner=self._planner, state_is_there=there, beside_bytes=beside_bytes
+            )  # fmt: skip
+        if options.keeps_all:
+            return plain, None
         if memory_bytes is not None:
             room = self._room_bytes(graph, memory_bytes - plain.persistent_bytes)
             most_bytes = room if most_bytes is None else min(most_bytes, room)

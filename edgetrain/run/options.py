@@ -35,6 +35,7 @@ class Options:
     max_shapes: int = 8
     max_shapes_bytes: int = 256_000_000
     apart: bool = False  # capture in a process of its own, where this one is not bounded too
+    runs: bool = True  # here; a step that is only planned may be larger than this machine
 
     def __post_init__(self) -> None:
         check_planner(self.planner)

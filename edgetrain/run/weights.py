@@ -28,6 +28,8 @@ from edgetrain.ranges import shown
 
 _SHOWN = 4
 LARGEST_BYTES = 64 << 30  # of a file of weights
+_EXPECTED = "a safetensors file, or a state dict saved with torch.save"
+_NOT_WEIGHTS = "a file of another kind, a damaged one, or one of other things than tensors and their names"
 _NESTS = ("state_dict", "model")
 # Torchvision's DenseNet files are older than the rule that the name of a module has no dot: norm.1 is norm1 now.
 _DOTTED = re.compile(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)")
@@ -47,6 +49,8 @@ def load_weights(model: nn.Module, file: Path | str, *, resize_head: bool = Fals
     file = Path(file)
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     weights = _renamed(_read(file), own)
+    again = "Save the weights again as dense float32 tensors."
+    _require_numbers(file, {name: _no_numbers(value) for name, value in weights.items()}, again)
     fit = _compare(weights, own)
     heads = _heads(model, fit.shapes, weights, own) if resize_head else {}
     messages = [
@@ -57,8 +61,46 @@ def load_weights(model: nn.Module, file: Path | str, *, resize_head: bool = Fals
     if fit.missing or fit.unexpected or fit.shapes:
         raise _misfit(file, fit, weights, own)
     kept = {name: value for name, value in weights.items() if _layer(name) not in heads}
+    _require_numbers(file, {name: _other_type(value, own[name]) for name, value in kept.items()}, again)
+    finite = "Use weights from before that run diverged."
+    _require_numbers(file, {name: _not_finite(value, own[name]) for name, value in kept.items()}, finite)
     model.load_state_dict(kept, strict=False)
     return [f"Loaded {len(kept)} tensors from {file}.", *messages]
+
+
+def _require_numbers(file: Path, wrong: Mapping[str, str | None], next_step: str) -> None:
+    """Refuse tensors that the model cannot take as they are. wrong: name → what is wrong with it."""
+    found = [f"{name}: {words}" for name, words in wrong.items() if words is not None]
+    if found:
+        raise UserError(
+            f"The weights in {file} cannot be taken as numbers of the model.",
+            expected="dense tensors of finite numbers: floating-point ones where the model has such",
+            received=_first(found), next_step=next_step,
+        )  # fmt: skip
+
+
+def _no_numbers(value: Tensor) -> str | None:
+    if value.is_meta:
+        return "no numbers (meta)"
+    if value.is_quantized:
+        return "quantised"
+    return "sparse or nested" if value.is_nested or value.layout != torch.strided else None
+
+
+def _other_type(value: Tensor, own: Tensor) -> str | None:
+    if value.dtype == own.dtype or (value.is_floating_point() and own.is_floating_point()):
+        return None
+    counts = not any(t.is_floating_point() or t.is_complex() for t in (value, own))
+    same = counts and not (value != value.to(own.dtype)).any()
+    return None if same else f"{str(value.dtype).removeprefix('torch.')} for {str(own.dtype).removeprefix('torch.')}"
+
+
+def _not_finite(value: Tensor, own: Tensor) -> str | None:
+    """A mask of a model's own may be infinite."""
+    if not value.is_floating_point() or own.is_meta:
+        return None
+    wrong = ~torch.isfinite(value.to(own.dtype)) & torch.isfinite(own.cpu())
+    return f"{int(wrong.sum())} of its numbers are not finite" if wrong.any() else None
 
 
 # Reading
@@ -94,8 +136,8 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged zip or pickle can fail in any way
         raise UserError(
             f"{file} cannot be read as weights.",
-            expected="a safetensors file, or a state dict saved with torch.save",
-            received=str(error).partition("\n")[0][:200] or type(error).__name__,
+            expected=_EXPECTED,
+            received=_NOT_WEIGHTS,
         ) from error
     return _unnested(file, data)
 
@@ -123,7 +165,10 @@ def _refuse_bomb(file: Path) -> None:
 def _refused(file: Path, reason: str) -> UserError:
     code = re.search(r"GLOBAL ([\w.]+)", reason)
     if code is None:
-        return UserError(f"{file} cannot be read as weights.", received=reason.partition("\n")[0][:200])
+        return UserError(
+            f"{file} cannot be read as weights.", expected=_EXPECTED,
+            received=_NOT_WEIGHTS,
+        )  # fmt: skip
     return UserError(
         f"{file} was refused: it holds Python objects, and loading it could run any code that its author put there.",
         expected="tensors and their names, nothing else",

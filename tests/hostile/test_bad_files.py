@@ -392,3 +392,64 @@ def test_a_device_file_that_asks_for_more(line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         device.load(tmp_path / "mine.toml")
     assert device.load("nrf52840").firmware is not None
+
+
+# ---- weights under the right names that are no numbers for the model
+
+W = torch.arange(12.0).reshape(3, 4)
+NO_NUMBERS: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": W.to_sparse, "csr": W.to_sparse_csr, "meta": lambda: W.to("meta"),
+    "quantised": lambda: torch.quantize_per_tensor(W, 0.1, 0, torch.qint8),
+    "by channel": lambda: torch.quantize_per_channel(W, torch.ones(3), torch.zeros(3), 0, torch.quint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(4)] * 3),
+    "nan": lambda: W * float("nan"), "inf": lambda: (W + 1) / 0, "too large": lambda: W.double() * 1e300,
+    "half inf": lambda: (1e6 * W).half(), "conj": lambda: W.to(torch.complex64).conj(),
+    **{str(t): lambda t=t: W.to(t) for t in  # type: ignore[misc]
+       (torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.complex128)},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("nest", [(), ("state_dict",), ("model", "state_dict")], ids=str)
+@pytest.mark.parametrize("name", ["0.weight", "1.running_mean"])
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_weights_that_are_no_numbers(kind: str, name: str, nest: tuple[str, ...], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    wrong = NO_NUMBERS[kind]()
+    if name == "1.running_mean":
+        if wrong.is_sparse or wrong.layout != torch.strided or wrong.is_quantized or wrong.is_nested:
+            pytest.skip("a row of it cannot be taken")
+        wrong = wrong[2, :3]
+    state: Any = {**model.state_dict(), name: wrong}
+    for key in nest:
+        state = {key: state}
+    torch.save(state, tmp_path / "w.pt")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(UserError, match=name):
+        load_weights(model, tmp_path / "w.pt")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_weights_of_other_floating_types_are_converted(kind: torch.dtype, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    torch.save({**model.state_dict(), "0.weight": W.to(kind)}, tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
+    assert torch.equal(model.get_parameter("0.weight"), W)
+    assert model.get_parameter("0.weight").dtype == torch.float32
+
+
+def test_a_mask_that_is_infinite_in_the_model_may_be_so_in_the_file(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("seed", range(4 * SEEDS))
+def test_no_file_of_weights_is_told_to_be_loaded_unsafely(seed: int, tmp_path: Path) -> None:
+    for name, data in [*contents(seed), ("text", b"hello weights")]:
+        (tmp_path / "w.pt").write_bytes(data)
+        with pytest.raises(UserError) as told:
+            load_weights(nn.Linear(2, 2), tmp_path / "w.pt")
+        assert "weights_only" not in str(told.value), name
