@@ -34,6 +34,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph import batches, foretold
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 from edgetrain.graph.observe import paused
+from edgetrain.graph.value_checks import is_check, values_checked
 
 aten = torch.ops.aten
 
@@ -184,7 +185,7 @@ class Recorder(TorchDispatchMode):
         after = nn.modules.module.register_module_forward_hook(self._leave)
         try:
             self._generator = torch.default_generator.get_state()
-            with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
+            with _without_their_log(), values_checked(), _ValuesRefused(), self.fake_mode, self:
                 yield
         finally:
             before.remove()
@@ -348,6 +349,9 @@ class Recorder(TorchDispatchMode):
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
             return result
+        if is_check(func):  # which would look at values here
+            self._note(func, args, kwargs, asked, None)
+            return None
         result = self._expected(func, *asked)
         if result is None:
             result = foretold.result_of(func, args, kwargs)
