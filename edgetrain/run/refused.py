@@ -61,7 +61,7 @@ def by_kernel(error: BaseException, trace: TracebackType | None, op: Op) -> bool
 def _files(trace: TracebackType | None) -> Iterator[str]:
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<step of "):
+        if not file.startswith(("<step of ", "<string>")):  # lines of the step itself
             yield file
         trace = trace.tb_next
 
