@@ -47,6 +47,7 @@ from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, is_a
 from edgetrain.graph.record import Like, Places, Recorder, random_backward, trace_backward, without_their_cache
 from edgetrain.graph.recording_signals import RecordingSignals
 from edgetrain.graph.restore import Before
+from edgetrain.graph.scripts import watched_for_ever
 from edgetrain.graph.settings import function_modes, require_trainable
 from edgetrain.graph.signature import Signature, first_difference, signature_of
 from edgetrain.graph.steady import record_twice, refuse_calls
@@ -477,7 +478,8 @@ class _Capture:
             fused = _without_fused_recurrence(self.model)
             known = self._seen_before
             observing = observed() if known is None else nullcontext(known)
-            with fused, _empty_autocast_cache(), self.recorder.active(), observing as self.seen:
+            scripts = watched_for_ever(self.reach.alive)
+            with fused, scripts, _empty_autocast_cache(), self.recorder.active(), observing as self.seen:
                 yield
         except EdgetrainError:
             raise

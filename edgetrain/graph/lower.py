@@ -29,6 +29,8 @@ import torch
 from edgetrain.graph import foretold
 from edgetrain.graph.ir import Op, Ref, Role, Storage, Tensor, Value, replace_refs
 from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
+from edgetrain.graph.value_checks import is_check
+from edgetrain.ops.call import refuses_values
 
 aten = torch.ops.aten
 
@@ -73,14 +75,16 @@ def _reads(call: RawCall) -> list[int]:
 
 
 def _live_calls(recording: Recording, keep: Iterable[int], persistent: set[int]) -> list[RawCall]:
-    """The calls that matter: for what is kept, for what outlives the step, and for the random stream."""
+    """The calls that matter: for what is kept, for what outlives the step, for the random stream, and those that may
+    refuse a batch, whether or not anything reads what they give."""
     needed = {recording.storage(t) for t in keep}
     lasting = {recording.storage(t) for t in persistent}
     live = []
     for call in reversed(recording.calls):
         touched = {recording.storage(t) for t in (*call.writes, *(o for o in call.outputs if o is not None))}
         lasts = any(recording.storage(t) in lasting for t in call.writes)
-        if touched & needed or lasts or is_random(call):
+        refuses = is_check(call.func) or (call.phase == "forward" and refuses_values(str(call.func)))
+        if touched & needed or lasts or is_random(call) or refuses:
             live.append(call)
             needed |= {recording.storage(t) for t in _reads(call)}
     return live[::-1]

@@ -64,6 +64,7 @@ class Surroundings:
         self._random = _generators() if random else None
         self._set = torch.is_grad_enabled(), torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
         self._nnpack, self._lifts = torch._C._get_nnpack_enabled(), torch._C._only_lift_cpu_tensors()
+        self._scripts = torch._C._jit_get_num_profiled_runs()  # type: ignore[attr-defined]
         self._autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
         self._hooks = {name: dict(getattr(nn.modules.module, name)) for name in _HOOKS}
         self._filters = list(_log().filters)
@@ -88,6 +89,7 @@ class Surroundings:
         torch._C._set_mkldnn_enabled(mkldnn)
         torch._C._set_cudnn_enabled(cudnn)
         torch._C._set_nnpack_enabled(self._nnpack)
+        torch._C._jit_set_num_profiled_runs(self._scripts)
         for device, enabled in self._autocast.items():
             torch.set_autocast_enabled(device, enabled)
         if self._random is not None:

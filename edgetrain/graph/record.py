@@ -36,6 +36,7 @@ from edgetrain.graph import batches, foretold
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 from edgetrain.graph.observe import paused
 from edgetrain.graph.recording_signals import RecordingSignals
+from edgetrain.graph.value_checks import is_check, values_checked
 
 aten = torch.ops.aten
 
@@ -192,7 +193,7 @@ class Recorder(TorchDispatchMode):
         state = torch.default_generator.get_state()
         try:
             self._draw()
-            with _without_their_log(), _ValuesRefused(), self.fake_mode, self:
+            with _without_their_log(), values_checked(), _ValuesRefused(), self.fake_mode, self:
                 yield
             self.refuse_seeding()
             self._refuse_exchanged_inputs()
@@ -365,6 +366,9 @@ class Recorder(TorchDispatchMode):
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
             return result
+        if is_check(func):  # which would look at values here
+            self._note(func, args, kwargs, asked, None)
+            return None
         result = self._expected(func, *asked)
         if result is None:
             result = foretold.result_of(func, args, kwargs)

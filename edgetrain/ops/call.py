@@ -48,6 +48,7 @@ _UNARY = (
     "erf", "pow",
 )  # fmt: skip
 _BINARY = ("add", "sub", "mul", "div", "masked_fill")
+_PLACED = ("scatter",)  # which begin with a copy of it
 _BACKWARD = (
     "threshold_backward", "hardtanh_backward", "sigmoid_backward", "tanh_backward", "gelu_backward", "silu_backward",
     "leaky_relu_backward",
@@ -80,7 +81,7 @@ def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:
     if len(op.outputs) != 1:
         return ()
     _, name, overload = op.kind.split(".")
-    found = [op.args[0]] if name in _BACKWARD or (name in (*_UNARY, *_BINARY) and _has_in_place(op)) else []
+    found = [op.args[0]] if name in _BACKWARD or (name in (*_UNARY, *_BINARY, *_PLACED) and _has_in_place(op)) else []
     if name in ("add", "mul") and overload == "Tensor" and not op.kwargs and len(op.args) == 2:
         found.append(op.args[1])
     read = [graph.tensors[t].storage for t in op.reads]
@@ -153,6 +154,22 @@ _TOTAL = {
     "embedding_dense_backward", "linalg_vector_norm", "stack", "clamp", "reciprocal", "sgd", "adam", "adamw", "norm",
     "accumulate",
 }  # fmt: skip
+
+
+# Kernels that refuse values which a batch may well hold: indices, labels, probabilities, matrices.
+_REFUSING = {
+    "embedding", "_embedding_bag", "_embedding_bag_forward_only", "nll_loss_forward", "nll_loss2d_forward",
+    "multi_margin_loss", "multilabel_margin_loss_forward", "binary_cross_entropy", "gather", "index", "index_select",
+    "index_add", "index_copy", "index_fill", "index_reduce", "index_put", "take", "put", "scatter", "scatter_add",
+    "scatter_reduce", "masked_scatter", "repeat_interleave", "segment_reduce", "searchsorted", "max_unpool2d",
+    "max_unpool3d", "_linalg_eigh", "_linalg_svd", "linalg_eig", "linalg_inv_ex", "linalg_cholesky_ex", "cholesky",
+    "cholesky_inverse", "lu_unpack", "histc",
+}  # fmt: skip
+
+
+def refuses_values(kind: str) -> bool:
+    """An op that is part of a step for what it refuses, even where nothing reads what it gives."""
+    return kind.split(".")[1].rstrip("_") in _REFUSING
 
 
 def cannot_fail(op: Op) -> bool:

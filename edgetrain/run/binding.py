@@ -67,7 +67,9 @@ class Binding:
             return lambda: groups[group]["params"][index].detach()
         if source.sort in ("parameter", "buffer"):
             owner_path, _, leaf = source.path.rpartition(".")
-            owner = self.model.get_submodule(owner_path)
+            owner = _owner(self.model, owner_path)
+            if isinstance(owner, torch.jit.ScriptModule):  # whose tensors are attributes that C++ keeps
+                return lambda: getattr(owner, leaf).detach()
             shelf: Any = owner._parameters if source.sort == "parameter" else owner._buffers
             return lambda: shelf[leaf].detach()
         if source.sort == "constant":
@@ -195,6 +197,13 @@ def _other(what: str, expected: str) -> UserError:
         expected=expected,
         next_step=f"capture it with this {what}, or call et.prepare, which does",
     )
+
+
+def _owner(model: nn.Module, path: str) -> nn.Module:
+    """The module at that path. Scripted ones have no get_submodule."""
+    for name in filter(None, path.split(".")):
+        model = getattr(model, name)
+    return model
 
 
 def _place(op: Op) -> tuple[int, int]:

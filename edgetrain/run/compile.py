@@ -221,6 +221,19 @@ def _frame(error: BaseException, program: Program) -> TracebackType | None:
     return trace
 
 
+def failed(error: BaseException, program: Program) -> tuple[int, TracebackType] | None:
+    """Where in the schedule the error stopped the program, and its traceback from there on."""
+    trace = _frame(error, program)
+    return None if trace is None else (program.stops[_line(trace)].at, trace)
+
+
+def _line(trace: TracebackType) -> int:
+    """The line of a program that its frame was at, or the piece."""
+    in_pieces = trace.tb_frame.f_code.co_filename == __file__
+    line: int = _variables(trace).get(_PIECE, 0) if in_pieces else trace.tb_lineno - 1
+    return line
+
+
 def _variables(trace: TracebackType) -> dict[str, Any]:
     there = trace.tb_frame.f_locals
     found: dict[str, Any] = there.get("variables", {}) if trace.tb_frame.f_code.co_filename == __file__ else there
@@ -232,9 +245,7 @@ def stopped(error: BaseException | None, program: Program) -> Stopped | None:
     while error is not None:
         trace = _frame(error, program)
         if trace is not None:
-            variables = dict(_variables(trace))
-            in_pieces = trace.tb_frame.f_code.co_filename == __file__
-            return Stopped(program.stops[variables.get(_PIECE, 0) if in_pieces else trace.tb_lineno - 1], variables)
+            return Stopped(program.stops[_line(trace)], dict(_variables(trace)))
         error = error.__context__
     return None
 

@@ -39,11 +39,11 @@ from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out, require_apart
-from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let_go, stopped, taken
+from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, failed, let_go, stopped, taken
 from edgetrain.run.habits import note_dropped
-from edgetrain.run.indices import out_of_range, refused
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
+from edgetrain.run.refused import by_kernel, refused
 from edgetrain.run.undo import StepSignals, Undo
 
 A_TRANSFER = "a transfer failed"
@@ -140,7 +140,7 @@ class _Attempt:
     """One run of a program, until all of it has happened or nothing.
 
     noted: what the updates change is in `undo`. done: it has happened. torn: in part, by a fault of ours.
-    over: all is put back that does not belong to what has happened.
+    over: all is put back that does not belong to what has happened. refusing: the op whose kernel ended it.
     """
 
     program: Program
@@ -156,7 +156,7 @@ class _Attempt:
     done: bool = False
     torn: bool = False
     over: bool = False
-    op: Op | None = None  # at which a kernel has refused its tensors
+    refusing: Op | None = None
     around: BaseException | None = field(default_factory=sys.exception)  # what the caller is about to handle
     grad: bool = field(default_factory=torch.is_grad_enabled)
     autocast: list[str] = field(default_factory=call.autocast_devices)
@@ -418,14 +418,11 @@ class CompiledStep:
                     "an op failed after the first update of a step, where none can; the model is updated in part: "
                     "load the last checkpoint"
                 ) from error
-            wrong = isinstance(error, IndexError | RuntimeError) and out_of_range(
-                self.graph, dict(zip(self.graph.inputs, inputs, strict=True))
-            )
-            if wrong:
-                raise wrong from error
-            if not self._checked and type(error) in (RuntimeError, NotImplementedError) and "alloc" not in str(error):
-                raise refused(attempt.op, error, other_type(self._binding.model, batch)) from error
-            raise
+            if attempt.refusing is None:
+                raise
+            given_in = dict(zip(self.graph.inputs, inputs, strict=True))
+            types = other_type(self._binding.model, batch)
+            raise refused(self.graph, attempt.refusing, error, given_in, next_step=types) from error
 
     def _attempted(
         self,
@@ -487,18 +484,20 @@ class CompiledStep:
 
     def _take_back(self, attempt: _Attempt, error: BaseException | None) -> None:
         self._settle()
-        if not self._checked and isinstance(error, RuntimeError):
-            attempt.op = self._op_of(error, attempt) or attempt.op
         if error is not None:
+            attempt.refusing = attempt.refusing or self._refusing(attempt.now, error)
             let_go(error)
         attempt.undo.take_back()
         self._binding.put_back_states(attempt.before)
 
-    def _op_of(self, error: RuntimeError, attempt: _Attempt) -> Op | None:
-        """The op of the plan at which the program stopped."""
-        where = stopped(error, attempt.program) if attempt.program.rehearses else None
-        action = None if where is None else attempt.now.plan.schedule[where.stop.at]
-        return self.graph.ops[action.op] if isinstance(action, Compute) else None
+    def _refusing(self, now: _Now, error: BaseException) -> Op | None:
+        """The op whose kernel raised the error for the values that it was given."""
+        where = failed(error, now.program)
+        action = None if where is None or where[0] == len(now.plan.schedule) else now.plan.schedule[where[0]]
+        if where is None or not isinstance(action, Compute):
+            return None
+        op = self.graph.ops[action.op]
+        return op if by_kernel(error, where[1], op) else None
 
     def _go_through(self, attempt: _Attempt, error: BaseException) -> None:
         """To the end of a step that was interrupted where it cannot be taken back any more: from the op at which it

@@ -30,12 +30,11 @@ from edgetrain.graph import mean_loss
 from edgetrain.graph.accumulate import accumulating, accumulators, clipping, ending
 from edgetrain.graph.batches import changed, sames
 from edgetrain.graph.capture import Captured
-from edgetrain.graph.ir import Atom, Graph, Ref, Value
-from edgetrain.graph.mean_loss import Check, sample_items
+from edgetrain.graph.ir import Graph
+from edgetrain.graph.mean_loss import sample_items
 from edgetrain.native import arena
 from edgetrain.native.signals import HeldSignals, raised_by_handler
 from edgetrain.native.surely import surely
-from edgetrain.ops import call
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.micro_batches import MicroGraphs, MicroPlan, exactness, infeasible, kept_bytes, sizes_of, together
 from edgetrain.plan.plan import Exact, Plan, Updates
@@ -44,6 +43,7 @@ from edgetrain.run.compile import PART
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.mean_test import why_no_mean
 from edgetrain.run.memory import MemoryTrace
+from edgetrain.run.refused import computed
 from edgetrain.run.undo import Undo
 
 Batch = tuple[Any, ...]
@@ -520,8 +520,9 @@ class MicroStep:
 
     def _look(self, step: CompiledStep, given: Batch) -> None:
         """No label is ignored and no sample is masked: then the loss is a mean over all samples."""
+        inputs = {t: given[int(step.graph.sources[t].path)] for t in step.graph.inputs}
         for check in self._checks[id(step)]:
-            value = _computed(step.graph, check, given)
+            value = computed(step.graph, check.ops, check.tensor, inputs)
             wrong = value == check.ignored if check.ignored is not None else value != 1
             if bool(wrong.any()):
                 what = f"labels that are ignored ({check.ignored})" if check.ignored is not None else "masked samples"
@@ -531,29 +532,3 @@ class MicroStep:
                     received=f"{int(wrong.sum())} of {wrong.numel()} in a micro-batch",
                     next_step="leave such samples out of the batch, or train without micro_batches",
                 )
-
-
-def _computed(graph: Graph, check: Check, given: Batch) -> torch.Tensor:
-    """The tensor that the check is about: the item of the batch itself, or what a few ops make of it."""
-    values = {t: given[int(graph.sources[t].path)].detach() for t in graph.inputs}
-
-    def real(value: Value) -> Any:
-        if isinstance(value, Ref):
-            return values[value.tensor]
-        if isinstance(value, tuple):
-            return [real(item) for item in value]
-        if isinstance(value, Atom):
-            return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
-        return value
-
-    def compute() -> torch.Tensor:
-        call.set_autocast(devices, False)
-        for number in check.ops:
-            op = graph.ops[number]
-            made = call.resolve(op.kind)(*(real(a) for a in op.args), **{k: real(v) for k, v in op.kwargs})
-            values.update(zip(op.creates, made if isinstance(made, tuple | list) else (made,), strict=False))
-        found: torch.Tensor = values[check.tensor]
-        return found
-
-    devices = call.autocast_devices()
-    return surely(compute, lambda: call.set_autocast(devices, True))

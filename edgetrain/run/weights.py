@@ -241,7 +241,8 @@ def _heads(
         return {}
     changes = {(weights[name].shape[0], own[name].shape[0]) for name in names}
     same_inputs = all(weights[name].shape[1:] == own[name].shape[1:] for name in names)
-    layers = {_layer(name): model.get_submodule(_layer(name)) for name in names}
+    modules = dict(model.named_modules())
+    layers = {_layer(name): modules[_layer(name)] for name in names}
     if len(changes) > 1 or not same_inputs or any(isinstance(m, nn.Embedding) for m in layers.values()):
         return {}
     return dict.fromkeys(layers, changes.pop())

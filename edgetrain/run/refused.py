@@ -1,0 +1,194 @@
+"""What a kernel refuses in a step, told as an error of ours: which op of which module, and which values.
+
+In:  a graph, the op whose kernel raised, what it raised, and the inputs of the step, which was taken back by then.
+Out: a `Refused`, which is an error of plain PyTorch's type too: `except IndexError` goes on to work.
+
+Looked at only when a step fails, so it costs a good one nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from edgetrain import ops
+from edgetrain.errors import UserError
+from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
+from edgetrain.native.surely import surely
+from edgetrain.ops import call
+
+_KINDS = (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+_NO_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "out of memory")
+_OF_KERNELS = (str(Path(torch.__file__).parent), str(Path(ops.__file__).parent))
+_LABEL, _TOKEN, _INDEX = "label", "token", "index"
+_AT_DIM = ("gather", "index_select", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add",
+           "scatter_reduce")  # fmt: skip
+_FROM_THE_END = ("index", "index_put", "index_fill", "take", "put")  # which count -1, -2, … from there
+
+
+class Refused(UserError):
+    """A kernel refused the values that it was given; the step was taken back. (Its class is one of the type of the
+    kernel's error, too.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Values that an argument of an op may have; ends: included. whole: numbers of something that is counted."""
+
+    tensor: int
+    low: float
+    high: float
+    what: str
+
+
+def by_kernel(error: BaseException, trace: TracebackType | None, op: Op) -> bool:
+    """A kernel raised it for the values that it was given: no handler of a signal, and no lack of memory. trace: from
+    the step's own frame on."""
+    if not isinstance(error, _KINDS) or isinstance(error, UserError | torch.OutOfMemoryError):
+        return False
+    files = [] if trace is None else list(_files(trace.tb_next))
+    if not files or any(text in str(error) for text in _NO_MEMORY):
+        return False
+    own = op.kind.partition(".")[0] not in ("aten", "edgetrain")  # a kernel of the user's, in Python perhaps
+    return own or all(file.startswith(_OF_KERNELS) for file in files)
+
+
+def _files(trace: TracebackType | None) -> Iterator[str]:
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(("<step of ", "<string>")):  # lines of the step itself
+            yield file
+        trace = trace.tb_next
+
+
+def refused(
+    graph: Graph, op: Op, error: BaseException, inputs: Mapping[int, torch.Tensor], *, next_step: str | None = None
+) -> UserError:
+    """inputs: by tensor of the graph. next_step: what to do where it is not the values that are refused."""
+    kind, where = _kind_of(type(error)), f"module {op.module}" if op.module else "the loss"
+    for limits in _limits(graph, op):
+        try:
+            found = _wrong(graph, op, limits, inputs)
+        except Exception:  # what the values are made of is refused, too
+            continue
+        if found is not None:
+            return kind(f"{found[0]} that {where} does not know; nothing was changed", **found[1])
+    text = str(error).strip().splitlines()
+    return kind(
+        f"{where} calls {op.kind} ({op.name}), which refuses the tensors that it is given; nothing was changed",
+        received=f"{type(error).__name__}: {text[0] if text else ''}",
+        next_step=next_step
+        or "correct this batch, or look at what it is made into; loss(model, *batch) by itself shows where",
+    )
+
+
+def _wrong(
+    graph: Graph, op: Op, limits: _Limits, inputs: Mapping[int, torch.Tensor]
+) -> tuple[str, dict[str, str]] | None:
+    """What is wrong with the values of an argument, as far as they are made of the batch alone."""
+    values, items = _from_batch(graph, graph.ops.index(op), limits.tensor, inputs)
+    outside = values[~((values >= limits.low) & (values <= limits.high))]
+    if limits.what == _LABEL and len(op.args) > 4 and isinstance(op.args[4], int):
+        outside = outside[outside != op.args[4]]  # which is ignored
+    if not outside.numel():
+        return None
+    article = "an" if limits.what == _INDEX else "a"
+    given = graph.tensors[limits.tensor].storage in {graph.tensors[t].storage for t in inputs}
+    subject = f"item {items} of the batch holds {article} {limits.what}"
+    many = "indices" if limits.what == _INDEX else f"{limits.what}s"
+    counts = limits.what in (_LABEL, _TOKEN, _INDEX)
+    return subject if given else f"item {items} of the batch is made into {article} {limits.what}", {
+        "expected": f"numbers from {limits.low} to {limits.high}",
+        "received": f"{outside[0].item()}, {outside.numel()} such in all",
+        "next_step": f"correct this batch, or build the model for more {many}" if counts else "correct this batch",
+    }
+
+
+def _limits(graph: Graph, op: Op) -> Iterator[_Limits]:
+    """Of the arguments of ops that are known to look at them."""
+    name, args = op.kind.split(".")[1].strip("_"), op.args
+    if op.kind.partition(".")[0] != "aten":
+        return
+    if name == "binary_cross_entropy":
+        yield from (_Limits(at.tensor, 0, 1, what) for at, what in zip(args[:2], ("probability", "target"), strict=True)
+                    if isinstance(at, Ref))  # fmt: skip
+    shape = graph.tensors[args[0].tensor].shape if args and isinstance(args[0], Ref) else ()
+
+    def counts(value: Value, what: str, count: int, low: int = 0) -> Iterator[_Limits]:
+        if isinstance(value, Ref):
+            yield _Limits(value.tensor, -count if name in _FROM_THE_END else low, count - 1, what)
+
+    if name in ("nll_loss_forward", "multi_margin_loss", "multilabel_margin_loss_forward"):
+        yield from counts(args[1], _LABEL, shape[-1], -1 if name.startswith("multilabel") else 0)
+    elif name == "nll_loss2d_forward":
+        yield from counts(args[1], _LABEL, shape[1])
+    elif name in ("embedding", "embedding_bag", "embedding_bag_forward_only", "embedding_renorm"):
+        yield from counts(args[1], _TOKEN, shape[0])
+    elif name in _AT_DIM and isinstance(args[1], int):
+        yield from counts(args[2], _INDEX, shape[args[1]] if shape else 1)
+    elif name in ("take", "put"):
+        yield from counts(args[1], _INDEX, graph.tensors[op.reads[0]].n_elements)
+    elif name in ("index", "index_put") and isinstance(args[1], tuple):
+        for value, count in zip(args[1], shape, strict=False):
+            yield from counts(value, _INDEX, count)
+
+
+def _from_batch(graph: Graph, at: int, t: int, inputs: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, str]:
+    """The values that a tensor had before op number `at`, and of which items of the batch they are made. LookupError
+    where something else has part in them."""
+    given = {graph.tensors[i].storage: i for i in inputs}
+    needed, numbers = {graph.tensors[t].storage}, []
+    for number in range(at - 1, -1, -1):
+        op = graph.ops[number]
+        if needed & ({graph.tensors[o].storage for o in op.creates} | set(op.writes)):
+            if op.random:
+                raise LookupError(op.name)
+            numbers.append(number)
+            needed |= {graph.tensors[r].storage for r in op.reads}
+    persistent = needed & {graph.tensors[s].storage for s in graph.sources}
+    if not persistent or not persistent <= given.keys():
+        raise LookupError(t)
+    items = sorted(int(graph.sources[given[s]].path) for s in persistent)
+    return computed(graph, numbers[::-1], t, inputs), " and ".join(map(str, items))
+
+
+def computed(graph: Graph, numbers: Iterable[int], t: int, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """A tensor that a few ops make of the batch, or an item of the batch itself."""
+    values = {i: value.detach() for i, value in inputs.items()}
+
+    def compute() -> torch.Tensor:
+        call.set_autocast(devices, False)
+        for number in numbers:
+            op = graph.ops[number]
+            args, kwargs = [_real(a, values) for a in op.args], {k: _real(v, values) for k, v in op.kwargs}
+            try:
+                made = call.resolve(op.kind)(*args, **kwargs)
+            except _KINDS as error:
+                raise refused(graph, op, error, inputs) from error
+            made = made if isinstance(made, tuple | list) else (made,)
+            values.update((at, value) for at, value in zip(op.outputs, made, strict=False) if at is not None)
+        return values[t]
+
+    devices = call.autocast_devices()
+    return surely(compute, lambda: call.set_autocast(devices, True))
+
+
+def _real(value: Value, values: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return values[value.tensor]
+    if isinstance(value, tuple):
+        return [_real(item, values) for item in value]
+    if isinstance(value, Atom):
+        return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
+    return value
+
+
+def _kind_of(error: type[BaseException]) -> Callable[..., UserError]:
+    """`Refused`, and the nearest class of the error that is Python's or torch's."""
+    plain: Sequence[type] = [c for c in error.__mro__ if c.__module__.partition(".")[0] in ("builtins", "torch")]
+    return type(Refused.__name__, (Refused, plain[0]), {"__module__": __name__, "__doc__": Refused.__doc__})
