@@ -164,10 +164,10 @@ class StepMaker:
         impossible = (self.options.memory_bytes or 0) < answer.bound_bytes  # what is proven is said at once
         limit_s = max(0.0, AT_ONCE_S - (time.monotonic() - self._captured_at)) if impossible else ADVICE_S
         try:
-            found: str = child.forked(alone, time_limit_s=limit_s)
+            found: str = child.forked(alone, most_bytes=self._left_bytes(), time_limit_s=limit_s)
             return found
         except InternalError:
-            return 'not looked at, for want of time; micro_batches="auto" does'
+            return 'not looked at, for want of time or memory; micro_batches="auto" does'
 
     def _keep_all_bytes(self, graph: Graph, updates: Updates | None) -> int:
         """An upper bound where measuring takes long."""
@@ -381,7 +381,7 @@ class StepMaker:
         if options.keeps_all:
             return plain, None
         if memory_bytes is not None:
-            room = self._room_bytes(graph, memory_bytes - plain.persistent_bytes)
+            room = self._room_bytes(graph, min(memory_bytes, plain.peak_bytes) - plain.persistent_bytes)
             most_bytes = room if most_bytes is None else min(most_bytes, room)
         try:
             self._refuse_impossible(graph, memory_bytes, plain.updates, most_bytes)
@@ -427,8 +427,12 @@ class StepMaker:
 
     def _room_bytes(self, graph: Graph, above_bytes: int = 0) -> int:
         """What preparing may still take, for a plan that takes so much above what lasts, or as little as any can."""
+        return max(above_bytes, hungriest_bytes(graph)) + self._left_bytes()
+
+    def _left_bytes(self) -> int:
+        """Of what preparing may take beside the step."""
         grown = max(0, resident_bytes() - arena.resident_bytes() - self._resident_before)
-        return max(above_bytes, hungriest_bytes(graph)) + max(0, PREPARING_BYTES - COPIED_BYTES - grown)
+        return max(0, PREPARING_BYTES - COPIED_BYTES - grown)
 
     def _costs(self, graph: Graph, most_bytes: int | None = None) -> Costs:
         doing("measuring what the ops cost")

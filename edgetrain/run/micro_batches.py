@@ -261,7 +261,7 @@ class MicroBatches:
         why: str | None = None
         if not reasons:
             try:
-                why = self._tested(batch, cut, evaluate=False)
+                why = self._tested(two, batch, cut, evaluate=False)
             except UserError as error:  # batch norm refuses a single sample
                 if not norms:
                     raise
@@ -270,7 +270,7 @@ class MicroBatches:
             reasons = tuple(f"batch norm in training mode in {name}" for name in norms)
         self._require_allowed(reasons)
         if reasons:
-            why = self._tested(batch, cut, evaluate=True)
+            why = self._tested(two, batch, cut, evaluate=True)
         if why is not None:
             raise UserError(
                 "the loss is not a mean over samples, so micro-batches would train otherwise than the whole batch",
@@ -290,9 +290,20 @@ class MicroBatches:
                 "allow_inexact=True",
             )  # fmt: skip
 
-    def _tested(self, batch: Batch, cut: Sequence[int], *, evaluate: bool) -> str | None:
+    def _tested(self, two: Graph, batch: Batch, cut: Sequence[int], *, evaluate: bool) -> str | None:
+        """two: the step of two samples."""
+        forward = [op for op in two.ops if op.phase == "forward"]
+        made = {two.tensors[t].storage for op in forward for t in op.creates}
+        written = {s for op in forward for s in op.writes}
+        buffers = [(t, source.path) for t, source in two.sources.items() if source.sort == "buffer"]
+        changed = {path for t, path in buffers if two.tensors[t].storage in written}
+        sample_bytes = sum(two.storages[s].n_bytes for s in made) // 2
+
         def test() -> str | None:
-            return why_no_mean(self.work.model, self.work.loss, batch, cut, evaluate=evaluate)
+            return why_no_mean(
+                self.work.model, self.work.loss, batch, cut, evaluate=evaluate, sample_bytes=sample_bytes,
+                changed=changed,
+            )  # fmt: skip
 
         def alone() -> str | None:
             torch.set_num_threads(1)  # the threads of this process are not there in its copy

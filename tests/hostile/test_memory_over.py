@@ -155,6 +155,58 @@ def test_preparing_and_the_first_step_take_no_more_than_the_plan_and_what_is_all
         assert found["served"] == found["above"], found
 
 
+PARTS = (
+    HEAD
+    + """
+what = json.loads(sys.argv[1])
+torch.manual_seed(0)
+if what["net"] == "wide":
+    model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(4096, 4096), nn.ReLU())))
+    x = torch.randn(8, 4096)
+elif what["net"] == "vocabulary":
+    model = nn.Sequential(nn.Embedding(60_000, 512), nn.Linear(512, 60_000))
+    x = torch.randint(60_000, (8, 2))
+else:  # activations of 25 MB a sample
+    model = nn.Sequential(*(m for i in range(12) for m in (nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.Tanh())))
+    x = torch.randn(4, 3, 256, 256)
+optimizer = getattr(torch.optim, what["optimizer"])(model.parameters(), lr=1e-3)
+options, step = what["options"], None
+begin = time.monotonic()
+with Peak() as preparing:
+    try:
+        step = et.prepare(model, lambda m, x: m(x).square().mean(), optimizer, (x,), **options)
+    except et.Infeasible:
+        pass
+time_s, above, first = time.monotonic() - begin, 0, Peak()
+if step is not None:
+    above = step.plan.peak_bytes - step.plan.persistent_bytes
+    with first:
+        step(x)
+    lasts = 4 * sum(p.numel() for p in model.parameters())  # the sums of the gradients
+    lasts += sum(t.nbytes for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))
+print(json.dumps(dict(preparing=preparing.grown, above=above, time_s=time_s,
+                      first=first.grown - lasts if step is not None else 0)))
+"""
+)
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("net", "optimizer", "options"),
+    [
+        ("wide", "SGD", {"micro_batches": 2}), ("vocabulary", "Adam", {"micro_batches": 4, "memory": "4GB"}),
+        ("images", "Adam", {"micro_batches": 2}), ("vocabulary", "SGD", {"memory": 1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_test_for_micro_batches_takes_no_more_than_is_allowed(
+    net: str, optimizer: str, options: dict[str, Any]
+) -> None:
+    found = child(PARTS, json.dumps({"net": net, "optimizer": optimizer, "options": options}))
+    assert found["preparing"] <= found["above"] + ALLOWED_BYTES, found
+    assert found["first"] <= found["above"] + ALLOWED_BYTES, found
+
+
 SHAPES = (
     HEAD
     + """
