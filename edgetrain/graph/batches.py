@@ -99,8 +99,8 @@ def check_item(position: int, item: object) -> None:
 
 def sames(batch: Sequence[object]) -> tuple[int, ...]:
     """Of each item where it came first: a loss may ask whether two are one and the same tensor."""
-    ids = [position if isinstance(item, _PLAIN) else id(item) for position, item in enumerate(batch)]
-    return tuple(map(ids.index, ids))
+    ids = [position if type(item) in _PLAIN else id(item) for position, item in enumerate(batch)]
+    return tuple([ids.index(one) for one in ids])
 
 
 def changed(batch: Sequence[Any], change: Callable[[int, Any], Any]) -> tuple[Any, ...]:

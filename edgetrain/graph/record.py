@@ -289,8 +289,9 @@ class Recorder(TorchDispatchMode):
 
     def _fake(self, real: torch.Tensor) -> torch.Tensor:
         self._refuse_kind(real)
-        path, place = self._real_places.setdefault(id(real), ("", place_in_memory(real)))
-        if place != place_in_memory(real):
+        place = place_in_memory(real)
+        path, before = self._real_places.setdefault(id(real), ("", place))
+        if place != before:
             raise exchanged(path or f"a tensor of shape {tuple(real.shape)}")
         found = self._fake_of_real.get(id(real))
         if found is None and id(real) in self.constants:

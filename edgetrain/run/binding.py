@@ -41,7 +41,7 @@ class Binding:
         for op in updates:
             if op.kind == ACCUMULATE:
                 continue
-            one = trained.get("{}.{}".format(*_place(op)))
+            one = trained.get("{}.{}".format(*place_of_update(op)))
             steps = ("step",) if one is not None and one.counts_steps else ()
             keys = {self.graph.sources[t].path.rpartition(".")[2] for t in op.reads[2:]}
             if one is None or keys != {*one.state_keys, *steps} or op.kind != f"edgetrain.{self.kind}.update":
@@ -84,7 +84,7 @@ class Binding:
 
     def parameter(self, op: Op) -> torch.Tensor:
         """What an update updates."""
-        group, index = _place(op)
+        group, index = place_of_update(op)
         parameter: torch.Tensor = self.optimizer.param_groups[group]["params"][index]
         return parameter
 
@@ -110,7 +110,7 @@ class Binding:
                 before.append((parameter, None if there is None else dict(there)))
             state: update.State = {} if stateless else self.optimizer.state[parameter]
             states.append(state)
-            settings = given[_place(op)[0]]
+            settings = given[place_of_update(op)[0]]
             fresh.append(not stateless and update.make_state(self.kind, parameter, state, settings))
             if not stateless:
                 update.check_state(self.kind, parameter, state, settings)
@@ -199,6 +199,7 @@ def _other(what: str, expected: str) -> UserError:
     )
 
 
+<<<<<<< HEAD
 def _owner(model: nn.Module, path: str) -> nn.Module:
     """The module at that path. Scripted ones have no get_submodule."""
     for name in filter(None, path.split(".")):
@@ -207,6 +208,9 @@ def _owner(model: nn.Module, path: str) -> nn.Module:
 
 
 def _place(op: Op) -> tuple[int, int]:
+=======
+def place_of_update(op: Op) -> tuple[int, int]:
+>>>>>>> fix-a
     at: dict[str, Any] = dict(op.kwargs)
     return at["group"], at["index"]
 

@@ -38,8 +38,13 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
+<<<<<<< HEAD
 from edgetrain.run.binding import Before, Binding, laid_out, require_apart
 from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, failed, let_go, stopped, taken
+=======
+from edgetrain.run.binding import Before, Binding, laid_out, place_of_update, require_apart
+from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let_go, stopped, taken
+>>>>>>> fix-a
 from edgetrain.run.habits import note_dropped
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
@@ -221,6 +226,7 @@ class CompiledStep:
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
         self._accumulates_only = accumulates_only(graph)
+        self._updated = {place_of_update(op) for op in graph.ops if op.phase == "update"}
         written = {s for op in graph.ops for s in op.writes}
         self._written_inputs = [t for t in graph.inputs if graph.tensors[t].storage in written]
         self._binding = Binding(graph, optimizers.kind_of(optimizer), model, optimizer, externals)
@@ -469,9 +475,9 @@ class CompiledStep:
         if attempt.done:
             self.completed = attempt.completed + 1
             self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning-rate schedulers look for it
-            there = []
-            for op in () if self._accumulates_only else attempt.program.updates:
-                parameter = self._binding.parameter(op)
+            there, groups = [], self._optimizer.param_groups
+            for group, index in () if self._accumulates_only else self._updated:
+                parameter = groups[group]["params"][index]
                 if (gradient := parameter.grad) is not None:
                     there.append(gradient)
                     parameter.grad = None

@@ -332,7 +332,7 @@ def test_micro_batches_page_where_recomputing_is_not_allowed(tmp_path: Path) -> 
     twin = work.twin()
     free = prepared(work, batch, 2, memory="1GB").plan
     budget = free.persistent_bytes + round(0.7 * (free.peak_bytes - free.persistent_bytes))
-    step = prepared(work, batch, 2, memory=budget, planner="page-only", page_to=tmp_path, plan_time_s=0.5)
+    step = prepared(work, batch, 2, memory=budget, planner="page-only", page_to=tmp_path, plan_time_s=5.0)
     assert any(part.paged for part in plan_of(step).parts)
     for seed in range(2):
         found = step(*deep_batch(2048, seed))
