@@ -370,8 +370,8 @@ def observed() -> Iterator[Observed]:
         _warned.append(sys.getprofile())
         warnings.warn(
             f"a profiler ({type(sys.getprofile()).__name__}) is running, and what the model and the loss call "
-            "cannot be observed beside it: clocks that they read are not seen, and a change of anything leads to a new capture. "
-            "Stop it for et.prepare and for the first step after a change.",
+            "cannot be observed beside it: clocks that they read are not seen, and a change of anything leads to a new "
+            "capture. Stop it for et.prepare and for the first step after a change.",
             ProfilerWarning, stacklevel=2,
         )  # fmt: skip
     with opened() as files:

@@ -57,7 +57,7 @@ C_DATA: Any = ctypes.c_int.__mro__[-2]  # what ctypes derives numbers, structure
 # Their state is not among what they hold.
 _STATEFUL = (
     bytearray, array.array, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
-    C_DATA, ContextVar, Context, mmap.mmap,
+    C_DATA, ContextVar, Context, mmap.mmap, np.void,
 )  # fmt: skip
 # What is followed among the variables of packages; of all else there it counts which object it is.
 _OF_PACKAGES = (types.FunctionType, dict, list, set, deque, *PLAIN)
@@ -664,6 +664,8 @@ def state_of(value: Any) -> Any:
         return [(id(variable), id(item)) for variable, item in value.items()]
     if isinstance(value, bytearray | array.array | C_DATA):
         return bytes(value)
+    if isinstance(value, np.void):
+        return value.tobytes()
     if isinstance(value, queue.SimpleQueue):
         return value.qsize()
     if isinstance(value, mmap.mmap):

@@ -356,6 +356,8 @@ CONTAINERS: dict[str, Any] = {
     "NumPy of objects": item(lambda: np.array([[1.0], None], dtype=object), lambda v: v[0][0],
                              lambda v: v[0].__setitem__(0, 2.0)),
     "NumPy scalar": item(lambda: np.array(1.0), float, lambda v: v.fill(2.0)),
+    "NumPy record": item(lambda: np.array([(1.0, 2)], dtype="f8,i8")[0], lambda v: float(v[0]),
+                         lambda v: v.__setitem__(0, 2.0)),
     "large NumPy": item(lambda: np.ones(1 << 18), lambda v: float(v.sum()) / (1 << 18), lambda v: v.fill(2.0)),
     "array": item(lambda: buffer_of([1.0]), lambda v: v[0], lambda v: v.__setitem__(0, 2.0)),
     "bytearray": item(lambda: bytearray(b"\1"), lambda v: float(v[0]), lambda v: v.__setitem__(0, 2)),
