@@ -199,7 +199,6 @@ def _other(what: str, expected: str) -> UserError:
     )
 
 
-<<<<<<< HEAD
 def _owner(model: nn.Module, path: str) -> nn.Module:
     """The module at that path. Scripted ones have no get_submodule."""
     for name in filter(None, path.split(".")):
@@ -207,10 +206,7 @@ def _owner(model: nn.Module, path: str) -> nn.Module:
     return model
 
 
-def _place(op: Op) -> tuple[int, int]:
-=======
 def place_of_update(op: Op) -> tuple[int, int]:
->>>>>>> fix-a
     at: dict[str, Any] = dict(op.kwargs)
     return at["group"], at["index"]
 

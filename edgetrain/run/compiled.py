@@ -38,13 +38,8 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
-<<<<<<< HEAD
-from edgetrain.run.binding import Before, Binding, laid_out, require_apart
-from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, failed, let_go, stopped, taken
-=======
 from edgetrain.run.binding import Before, Binding, laid_out, place_of_update, require_apart
-from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, let_go, stopped, taken
->>>>>>> fix-a
+from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, failed, let_go, stopped, taken
 from edgetrain.run.habits import note_dropped
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
