@@ -40,7 +40,7 @@ from edgetrain.graph.capture import ExampleRefused
 from edgetrain.graph.ir import Graph
 from edgetrain.measure.picture import Curve, Frontier, Picture, Table
 from edgetrain.measure.picture import save as save_picture
-from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
+from edgetrain.measure.record import RunFolder, Value, default_path, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan, number_of
@@ -315,15 +315,10 @@ def _keep(
 ) -> Path:  # fmt: skip
     """whole: the step in micro-batches of which `made` is the last."""
     files = {"memory": "memory.json", "costs": "costs.json", "page": "plan.html"}
-    with explained(folder.path):
-        costs.save(folder.path / files["costs"])
-        if made is not None:
-            files["plan"] = "plan.json"
-            (whole or made).save(folder.path / files["plan"])
-    if made is not None and to is not None:
-        with explained(to):
-            (whole or made).save(to)
-        notes.print(f"saved to {to}")
+    costs.save(folder.path / files["costs"])
+    if made is not None:
+        files["plan"] = "plan.json"
+        (whole or made).save(folder.path / files["plan"])
     save_picture(shown, folder.path)
     times: Literal["derived", "modelled"] = "modelled" if costs.origin == "modelled" else "derived"
     summary = {"keep-all peak": Value(told["keep_all"]["peak_bytes"], "bytes", "derived")}
@@ -333,7 +328,11 @@ def _keep(
         summary |= {"peak": Value(step.peak_bytes, "bytes", "derived"), "time": Value(step.time_s, "s", times)}
         summary["recomputed ops"] = Value(told["plan"]["recomputed_ops"], "", "derived")
     folder.save(replace(new_record(sys.argv, **files), status="finished", summary=summary))
-    return write_page(folder, folder.path / files["page"])
+    page = write_page(folder, folder.path / files["page"])
+    if made is not None and to is not None:
+        (whole or made).save(to)
+        notes.print(f"saved to {to}", soft_wrap=True, markup=False)
+    return page
 
 
 def _print(shown: Picture) -> None:

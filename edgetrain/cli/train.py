@@ -24,7 +24,8 @@ from edgetrain.cli.optimizers import MOMENTUM, OPTIMIZERS, make_optimizer, momen
 from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
-from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted, write_atomic
+from edgetrain.files import write_atomic
+from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.run.checkpoint import latest

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from edgetrain import files
 from edgetrain.errors import UserError
-from edgetrain.measure.record import write_atomic
+from edgetrain.files import write_atomic
 from edgetrain.plan.budget import show_bytes
 from edgetrain.run.memory import MemoryTrace
 

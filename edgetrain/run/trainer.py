@@ -42,7 +42,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from edgetrain import ranges
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
+from edgetrain.files import explained, sync
+from edgetrain.measure.record import Record, RunFolder, Status, Value, new_record
 from edgetrain.native.surely import surely
 from edgetrain.run import checkpoint as checkpoints
 from edgetrain.run import metrics_file
