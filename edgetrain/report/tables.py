@@ -29,6 +29,7 @@ from edgetrain.report.breakdown import Row, between_ops_s, by_kind, by_layer, by
 from edgetrain.report.run import Run
 from edgetrain.report.tracks import Track
 
+CSV = ("summary.csv", "ops.csv", "times.csv", "samples.csv")
 SUMMARY = ("run", "name", "value", "unit", "origin", "low", "high")
 OPS = (
     "run", "place", "name", "kind", "module", "phase", "why", "micro_batch", "median_s", "p5_s", "p95_s", "flops",
@@ -52,11 +53,8 @@ def write_csv(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def _written(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
-    tables = (
-        ("summary.csv", SUMMARY, _summary), ("ops.csv", OPS, _ops), ("times.csv", TIMES, _times),
-        ("samples.csv", SAMPLES, _samples),
-    )  # fmt: skip
-    for name, header, rows in tables:
+    tables = ((SUMMARY, _summary), (OPS, _ops), (TIMES, _times), (SAMPLES, _samples))
+    for name, (header, rows) in zip(CSV, tables, strict=True):
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)

@@ -151,7 +151,7 @@ def test_what_was_there_is_intact(where: str, number: int, tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fails)
         for path in (file, tmp_path / "new"):
-            with pytest.raises(UserError, match="Cannot write|cannot write"):
+            with pytest.raises(UserError, match="annot write"):
                 files.write_atomic(path, b"x" * 1000)
     assert everything(tmp_path) == {"file": BEFORE}
 
