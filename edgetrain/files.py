@@ -2,21 +2,26 @@
 
 In:  a path from outside. Out: its bytes, or a file opened for writing; a `UserError` for what cannot be.
 Promised: only regular files are read, so that no device, pipe or socket can hang a command, and never more than a
-limit; what is written lands in the named file itself, or nowhere.
+limit; what is written lands in the named file itself, whole, or nowhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
+import shutil
 import stat
 import unicodedata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgetrain.errors import UserError
 
+TEMPORARY = ".tmp-"  # begins the names of files that are not whole yet
 LARGEST_BYTES = 1 << 30  # of a file that is read whole
 _NAME_BYTES, _PATH_BYTES = 255, 4096  # what Linux allows
 _DIGITS = 20  # of a whole number that has a use; 2⁶⁴ has as many
@@ -129,10 +134,77 @@ def writable(path: Path, mode: str) -> BinaryIO:
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))  # type: ignore[return-value]
 
 
+@contextlib.contextmanager
+def explained(place: Path, needed_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into a UserError that names the place and, on a full disk, the room needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"Cannot write {place}: {error.strerror or error}.") from error
+        need = f"{needed_bytes} bytes" if needed_bytes is not None else "more room"
+        raise UserError(
+            f"The disk is full: cannot write {place}.",
+            expected=f"{need} free",
+            received=f"{_free_bytes(place)} bytes free",
+            next_step="Free some room or name a folder on another disk. What was there before is intact.",
+        ) from error
+
+
+def write_atomic(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) -> None:
+    """Write a file: afterwards, even after a lost battery or on a full disk, it holds all of the content, or what it
+    held before, or is not there as before. content: at once or in parts."""
+    path = checked_path(path)
+    refuse_link(path)
+    # Cut to what a name may have; of one that was killed, the next removes what it left behind.
+    temporary = path.with_name(os.fsdecode(os.fsencode(f"{TEMPORARY}{path.name}")[:_NAME_BYTES]))
+    parts = [content] if isinstance(content, bytes) else content
+    with explained(path, len(content) if isinstance(content, bytes) else None):
+        try:
+            temporary.unlink(missing_ok=True)
+            with writable(temporary, "xb") as out:
+                for part in parts:
+                    out.write(part)
+                out.flush()
+                if path.exists():
+                    os.fchmod(out.fileno(), stat.S_IMODE(path.stat().st_mode))
+                os.fsync(out.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file that the user named."""
-    with writable(checked_path(path), "wb") as file:
-        file.write(text.encode())
+    write_atomic(path, text.encode())
+
+
+def write_cache(path: Path, text: str) -> None:
+    """Write what can be computed again, which several processes may do at once: whole or not at all. Where there is no
+    room for it, it is not kept."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when a file or folder is on the disk itself."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _free_bytes(place: Path) -> int:
+    existing = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _kind(mode: int) -> str:

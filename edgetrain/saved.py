@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,5 +20,21 @@ def load(path: str | Path, what: str, read: Callable[[Any], T], *, next_step: st
     try:
         return read(files.plain_json(files.read(path, what)))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, ArithmeticError) as error:
-        told = f"{type(error).__name__}: {error}"[:400]
-        raise UserError(f"{path} is not a {what} of edgetrain", received=told, next_step=next_step) from error
+        raise UserError(
+            f"{path} is not a {what} of edgetrain", received=in_words(error), next_step=next_step
+        ) from error
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong with plain data, by the error that reading it met: of Python's own no name and no code is told."""
+    if isinstance(error, KeyError):
+        return f"the field {error.args[0]!r:.60} is missing"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, ArithmeticError):
+        return "a number is too large"
+    if type(error) is ValueError and not re.search("unpack|literal|zip\\(|could not convert|is not in ", str(error)):
+        return str(error)[:400]
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON: {error}"
+    return "no text" if isinstance(error, UnicodeDecodeError) else "a field holds something else than it should"

@@ -33,11 +33,12 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import InternalError
+from edgetrain.files import write_atomic
 from edgetrain.graph.capture import capture
 from edgetrain.interrupts import not_for_children
 from edgetrain.measure.profile import profile
 from edgetrain.measure.protocol import Protocol
-from edgetrain.measure.record import RunFolder, Value, new_record, write_atomic
+from edgetrain.measure.record import RunFolder, Value, new_record
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all

@@ -71,6 +71,8 @@ def export(
     """
     one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum = momentum_of(optimizer, momentum, MOMENTUM)
+    if data is not None and classes is not None:
+        raise typer.BadParameter("the data says how many there are; leave one of the two out", param_hint="--classes")
     chosen_target = load_target(target)
     require_new_folder(out)
     torch.manual_seed(seed)

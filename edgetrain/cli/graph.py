@@ -11,7 +11,6 @@ from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer
 from edgetrain.cli.options import Batch, Classes, Side, Width, one_of
 from edgetrain.cli.output import Json, notes, print_json
-from edgetrain.errors import UserError
 from edgetrain.graph.capture import capture, capture_inference
 from edgetrain.graph.ir import Graph, to_json
 from edgetrain.graph.show import show, summary
@@ -45,18 +44,11 @@ def graph(
         else:
             captured = capture(net, task.loss, make_optimizer(optimizer, net, model), example)
     if out is not None:
-        _save(captured, out)
+        captured.save(out)
+        notes.print(f"saved to {out}", soft_wrap=True, markup=False)
     if json:
         print_json(to_json(captured))
     elif out is None:
         print(show(captured, views=views))
     else:
         print("\n".join(summary(captured)))
-
-
-def _save(captured: Graph, out: Path) -> None:
-    try:
-        captured.save(out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written", received=str(error)) from error
-    notes.print(f"saved to {out}")

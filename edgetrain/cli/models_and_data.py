@@ -57,7 +57,7 @@ def load_data(chosen: Chosen, spec: str, *, input_size: int | None, seed: int) -
     if entry.vocabulary:
         raise UserError(
             f"{entry.name} reads token numbers, and no data set here gives any",
-            next_step="train it from Python with et.prepare and batches of your own",
+            next_step="train it from Python, with batches of your own",
         )
     folder = Path(spec).is_dir() and any(child.is_dir() for child in Path(spec).iterdir())
     size = input_size or (entry.input_size if folder else None)
@@ -85,21 +85,25 @@ def _other_shape(entry: zoo.ZooModel, spec: str, shape: tuple[int, ...]) -> User
         f"{entry.name} cannot be run on {spec}", expected=f"inputs of {by_sides(entry.input_shape())}",
         received=f"inputs of {by_sides(shape)}",
         next_step=f"give keywords as MFCCs as --data: {PUBLIC['keywords']}" if has_data
-        else "no data set here has that shape: train it from Python with et.prepare and batches of your own",
+        else "no data set here has that shape: train it from Python, with batches of your own",
     )  # fmt: skip
 
 
 def build_for(chosen: Chosen, data: Data, *, width: float | None) -> tuple[nn.Module, Task]:
     """The model with as many outputs as the data has classes."""
     if chosen.entry is None:
-        if width is not None:
-            raise UserError("--width is for models of the zoo", next_step="give your own function a width of its own")
+        _refuse_width(width)
         task = NEXT_CHARACTER if data.kind == "characters" else CLASSIFY
         return _call(chosen, classes=len(data.classes)), task
     entry = chosen.entry
     classes = len(data.classes) if entry.classes else None
     size = entry.size_in(data.shape) or data.shape[-1] if data.kind == "images" else None
     return zoo.build(entry.name, classes=classes, input_size=size, width=width), entry.task
+
+
+def _refuse_width(width: float | None) -> None:
+    if width is not None:
+        raise UserError("--width is for models of the zoo", next_step="give your own function a width of its own")
 
 
 def build_alone(
@@ -111,6 +115,7 @@ def build_alone(
         zoo.require_room_for_batch(batch, entry.input_shape(input_size))
         model = zoo.build(entry.name, classes=classes, input_size=input_size, width=width)
         return model, entry.task, entry.example(batch, classes=classes, input_size=input_size)
+    _refuse_width(width)
     side = input_size or 224
     zoo.require_room_for_batch(batch, (3, side, side))
     model = _call(chosen, classes=classes or 10)

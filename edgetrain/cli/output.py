@@ -48,6 +48,8 @@ _CALLS = {
     "example=(x, y)": "a batch", "et.prepare": "edgetrain train", "et.measure_costs": "edgetrain plan",
     "run loss(model, *example) by itself to see the whole traceback": "call it in Python to see the whole traceback",
     'pass unused="freeze" to accept it': "freeze them in the model",
+    "et.model_costs(graph, device=\"…\")": "give --device",
+    "plan without paging: page=False": "leave --page out", "give a budget: memory_bytes": "give --memory",
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from edgetrain.graph.capture import ExampleRefused
 from edgetrain.graph.ir import Graph
 from edgetrain.measure.picture import Curve, Frontier, Picture, Table
 from edgetrain.measure.picture import save as save_picture
-from edgetrain.measure.record import RunFolder, Value, default_path, explained, new_record, removed_if_interrupted
+from edgetrain.measure.record import RunFolder, Value, default_path, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan, number_of
@@ -137,15 +137,16 @@ def plan(
     pages = page or planner in ("page-only", "poet")
     limits = Budget(time_s=most_time, energy_j=most_energy, objective=objective)  # type: ignore[arg-type]
     parts = _parts(sweep)
+    both = (("--memory", memory), ("--process-memory", process_memory), ("--load", load), ("--save", save))
+    if parts and (other := next((option for option, value in both if value is not None), None)):
+        raise typer.BadParameter(f"a sweep is of many plans, {other} of one: give one of the two", param_hint="--sweep")
     one = memory is not None or process_memory is not None or load is not None
     one = one or ((planner == "keep-all" or target is not None) and not parts)
     if not one and not parts:
         raise _NoBudget("a budget is missing: give --memory, --process-memory or --sweep, or a plan with --load")
     if load is not None and planner != "auto":
         raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
-    if save is not None and not one:
-        raise typer.BadParameter("a sweep alone makes no single plan to save; add --memory", param_hint="--save")
-    asked = number_of_micro_batches(micro_batches)
+    asked = number_of_micro_batches(micro_batches, batch)
     if asked not in (None, 1) and (parts or load is not None):
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
     count = 1 if parts else number_of(asked, planner)
@@ -213,10 +214,9 @@ def plan(
     else:
         _print(shown)
         results.print(f"page: {drawn}", soft_wrap=True)
-    if target is not None and frontier is not None and not _any_fits(frontier, target):
-        notes.print(
-            f"error: no plan of this sweep fits into the {show_bytes(target.memory.ram_bytes)} of {target.name}"
-        )
+    if frontier is not None and not _any_fits(frontier, parts, target):
+        room = "" if target is None else f" into the {show_bytes(target.memory.ram_bytes)} of {target.name}"
+        notes.print(f"error: no plan of this sweep fits{room or ' its budget'}", soft_wrap=True, markup=False)
         raise typer.Exit(1)
 
 
@@ -241,10 +241,14 @@ def _firmware(
         return None
 
 
-def _any_fits(frontier: Frontier, device: Device) -> bool:
+def _any_fits(frontier: Frontier, asked: Sequence[float], device: Device | None) -> bool:
+    """Beside the points that were asked for there may be one for the smallest budget."""
     return any(
-        point.extra is not None and point.memory_bytes <= device.memory.ram_bytes for point in frontier.points
-    )  # fmt: skip
+        point.part in asked
+        and point.extra is not None
+        and (device is None or point.memory_bytes <= device.memory.ram_bytes)
+        for point in frontier.points
+    )
 
 
 # ---- from words to numbers
@@ -315,15 +319,10 @@ def _keep(
 ) -> Path:  # fmt: skip
     """whole: the step in micro-batches of which `made` is the last."""
     files = {"memory": "memory.json", "costs": "costs.json", "page": "plan.html"}
-    with explained(folder.path):
-        costs.save(folder.path / files["costs"])
-        if made is not None:
-            files["plan"] = "plan.json"
-            (whole or made).save(folder.path / files["plan"])
-    if made is not None and to is not None:
-        with explained(to):
-            (whole or made).save(to)
-        notes.print(f"saved to {to}")
+    costs.save(folder.path / files["costs"])
+    if made is not None:
+        files["plan"] = "plan.json"
+        (whole or made).save(folder.path / files["plan"])
     save_picture(shown, folder.path)
     times: Literal["derived", "modelled"] = "modelled" if costs.origin == "modelled" else "derived"
     summary = {"keep-all peak": Value(told["keep_all"]["peak_bytes"], "bytes", "derived")}
@@ -333,7 +332,11 @@ def _keep(
         summary |= {"peak": Value(step.peak_bytes, "bytes", "derived"), "time": Value(step.time_s, "s", times)}
         summary["recomputed ops"] = Value(told["plan"]["recomputed_ops"], "", "derived")
     folder.save(replace(new_record(sys.argv, **files), status="finished", summary=summary))
-    return write_page(folder, folder.path / files["page"])
+    page = write_page(folder, folder.path / files["page"])
+    if made is not None and to is not None:
+        (whole or made).save(to)
+        notes.print(f"saved to {to}", soft_wrap=True, markup=False)
+    return page
 
 
 def _print(shown: Picture) -> None:

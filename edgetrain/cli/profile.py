@@ -86,6 +86,7 @@ def profile(
     chosen = choose(model)
     one_of(OPTIMIZERS, optimizer, "--optimizer")
     one_of(PLANNERS, planner, "--planner")
+    parts = number_of_micro_batches(micro_batches, batch)
     used = None if cores is None else parse_cores(cores)
     folder = out or default_path("profile")
     if RunFolder(folder).record_file.exists():
@@ -97,7 +98,7 @@ def profile(
         with told_of_batch(model, "a random batch", example), working("capturing the step"):
             step = prepare(
                 net, task.loss, updates, example, memory=memory, planner=planner, page_to=page_to,
-                micro_batches=number_of_micro_batches(micro_batches), allow_inexact=allow_inexact,
+                micro_batches=parts, allow_inexact=allow_inexact,
             )  # fmt: skip
         with LiveView(found_sources(device)) as view:
             made = measure_profile(
@@ -155,7 +156,8 @@ def _print(title: str, summary: dict[str, Value], made: Profile) -> None:
     for name, words in _SHOWN:
         value = summary.get(name)
         if value is not None and value.value is None:
-            table.add_row(words, "unavailable", "", style="dim")
+            note = summary.get("overhead_note") if name.startswith("overhead_") else None
+            table.add_row(words, "unavailable" if note is None else shown(note), "", style="dim")
         elif value is not None and value.value != 0:
             value = _percent(value) if name in _PARTS else value
             table.add_row(words, shown(value), f"{interval(value)} {value.origin}".strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder
 from edgetrain.report.html import write_page
 from edgetrain.report.run import load_run
-from edgetrain.report.tables import as_json, write_csv
+from edgetrain.report.tables import CSV, as_json, write_csv
 from edgetrain.report.trace import write_trace
 
 
@@ -32,9 +33,11 @@ def report(
     Example: edgetrain report runs/first runs/second -o report.html
     """
     folders = [_folder(path) for path in runs]
+    page = out or (folders[0].path / "report.html" if trace is None and csv is None else None)
+    _refuse_overwriting(folders, {"--out": page, "--trace": trace, "--csv": csv})
     written: dict[str, Any] = {}
-    if out is not None or (trace is None and csv is None):
-        written["report"] = str(write_page(folders, out or folders[0].path / "report.html"))
+    if page is not None:
+        written["report"] = str(write_page(folders, page))
     if trace is not None or csv is not None or json:
         loaded = [load_run(folder) for folder in folders]
     if trace is not None:
@@ -52,6 +55,24 @@ def report(
     for paths in written.values():
         for path in [paths] if isinstance(paths, str) else paths:
             results.print(path, soft_wrap=True, markup=False)
+
+
+def _refuse_overwriting(folders: Sequence[RunFolder], asked: Mapping[str, Path | None]) -> None:
+    """Wrong use where two of the files would be one, or one of them a file of a run."""
+    told: dict[Path, str] = {}
+    for option, path in asked.items():
+        for file in [] if path is None else [path / name for name in CSV] if option == "--csv" else [path]:
+            other = told.setdefault(file.resolve(), option)
+            if other != option:
+                raise typer.BadParameter(f"{file} is what {other} writes too", param_hint=option)
+    if asked["--csv"] is not None and asked["--csv"].resolve() in told:
+        raise typer.BadParameter(f"{told[asked['--csv'].resolve()]} writes this file", param_hint="--csv")
+    for folder in folders:
+        record = folder.load()
+        for name in (folder.record_file.name, *record.files.values()):
+            option = told.get((folder.path / name).resolve(), "")
+            if option and not name.endswith(".html"):
+                raise typer.BadParameter(f"{folder.path / name} belongs to the run itself", param_hint=option)
 
 
 def _folder(path: Path) -> RunFolder:

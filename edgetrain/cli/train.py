@@ -24,7 +24,8 @@ from edgetrain.cli.optimizers import MOMENTUM, OPTIMIZERS, make_optimizer, momen
 from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
-from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted, write_atomic
+from edgetrain.files import write_atomic
+from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.run.checkpoint import latest
@@ -98,7 +99,9 @@ def train(
     one_of(PLANNERS, planner, "--planner")
     one_of(("cpu", "cuda"), on, "--on")
     one_of(("constant", "cosine", "step"), schedule, "--schedule")
-    parts = number_of_micro_batches(micro_batches)
+    if resize_head and weights is None:
+        raise typer.BadParameter("there is no head to resize without --weights", param_hint="--resize-head")
+    parts = number_of_micro_batches(micro_batches, batch)
     asked, resume = resume, resume and _can_resume(out)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -172,13 +175,21 @@ def _take(folder: RunFolder, given: dict[str, Any], resume: bool, asked: bool) -
         for key in _SAME:
             if before.get(key) != given[key]:
                 raise UserError(
-                    f"{folder.path} holds a run with another --{key.replace('_', '-')}",
-                    expected=f"{before.get(key)}, as in the run so far",
-                    received=str(given[key]),
+                    f"{folder.path} holds a run with another {key if key == 'model' else _option(key)}",
+                    expected=f"{_said(before.get(key))}, as in the run so far",
+                    received=_said(given[key]),
                     next_step="resume with the settings of that run, or start a new one in another folder",
                 )
     given["out"] = str(folder.path)
     write_atomic(file, json_text.dumps(given, indent=2).encode())
+
+
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _said(value: object) -> str:
+    return "nothing" if value is None else str(value)
 
 
 def _settings(file: Path) -> Mapping[str, object] | None:
@@ -212,11 +223,11 @@ def _run(
         notes.print(f"step: {step.plan}")
         return step if place.type == "cpu" else lambda *batch: step(*_to(batch, place))
 
-    def evaluate(model: nn.Module, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def evaluate(model: nn.Module, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float, int]:
         batch = _to(batch, place)
         count = batch[1].numel()
         output = model(batch[0])
-        correct = task.accuracy(output, *batch) if task.accuracy else torch.zeros(())
+        correct = task.accuracy(output, *batch) if task.accuracy else math.nan
         return task.loss(lambda _: output, *batch) * count, correct, count
 
     with _bar(task) as watch:
@@ -308,7 +319,6 @@ def _tell(result: TrainResult, folder: RunFolder, given: dict[str, Any], json: b
     for message in result.messages:
         notes.print(message)
     evaluation = result.evaluation
-    has_accuracy = evaluation is not None and not math.isnan(evaluation.accuracy)
     if json:
         summary = dataclasses.asdict(result) | {"checkpoint": str(result.checkpoint), "run": str(folder.path)}
         print_json(summary)
@@ -318,7 +328,7 @@ def _tell(result: TrainResult, folder: RunFolder, given: dict[str, Any], json: b
         table.add_row("steps", f"{result.step:,} ({result.samples:,} samples)")
         if result.loss is not None:
             table.add_row("training loss", f"{result.loss:.4f}")
-        if evaluation is not None and has_accuracy:
+        if evaluation is not None and evaluation.accuracy is not None:
             table.add_row("test accuracy", f"{100 * evaluation.accuracy:.2f} % of {evaluation.count:,}")
         if evaluation is not None and evaluation.loss is not None:
             table.add_row("test loss", f"{evaluation.loss:.4f}")
@@ -339,5 +349,5 @@ def _resume_command(given: dict[str, Any]) -> str:
     for key, value in given.items():
         if key in ("model", "weights", "resize_head") or value is None or value is False:
             continue
-        words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        words += [_option(key), *([] if value is True else [str(value)])]
     return shlex.join([*words, "--resume"])

@@ -170,12 +170,8 @@ def _read(file: Path | None) -> dict[str, Run]:
 def _write(file: Path | None, known: Mapping[str, Run]) -> None:
     if file is None:
         return
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        merged = dict(list({**_read(file), **known}.items())[-MAX_KEPT:])
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps({key: run_to_json(run) for key, run in merged.items()}), encoding="utf-8")
-        os.replace(part, file)
+    merged = dict(list({**_read(file), **known}.items())[-MAX_KEPT:])
+    files.write_cache(file, json.dumps({key: run_to_json(run) for key, run in merged.items()}))
 
 
 # ---- the measurement

@@ -10,7 +10,6 @@ file system, so that plans for the same storage are found again.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import mmap
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from edgetrain import cache
+from edgetrain import cache, files
 from edgetrain.costs.table import Store, store_from_json
 from edgetrain.errors import UserError
 from edgetrain.pagefile import PageFault, PageFile
@@ -97,8 +96,4 @@ def _keep(known: dict[str, Store]) -> None:
     file = _file()
     if file is None:
         return
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps({key: asdict(store) for key, store in known.items()}), encoding="utf-8")
-        os.replace(part, file)
+    files.write_cache(file, json.dumps({key: asdict(store) for key, store in known.items()}))

@@ -282,7 +282,7 @@ class _Emitter:
             if name not in by_name:
                 raise UserError(
                     f"the prediction of this model reads {name}, which its training step does not know",
-                    next_step="export with predict=False",
+                    next_step="export the step alone, from Python: predict=False",
                 )
             lasting[part.graph.tensors[t].storage] = by_name[name]
         self.scene.graph, self.scene.name = part.graph, _Names(part.graph, lasting)

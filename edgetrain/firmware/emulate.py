@@ -134,7 +134,7 @@ def run_firmware(
         ranges.whole("threads", threads, ranges.THREADS)
     project = load_project(folder)
     if flash is not None and not project["keep_every"]:
-        raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every (--keep-every)")
+        raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every=10, say")
     if flash is not None and checked_path(flash, "file of flash").exists():
         require_regular(flash, "file of flash")
     _require_room(project, len(batches), variant, predict)

@@ -15,6 +15,7 @@ Everything that can be wrong is found before anything is written. The folder is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from torch import nn
 
 from edgetrain.arguments import checked
 from edgetrain.errors import UserError
-from edgetrain.files import checked_path, refuse_link
+from edgetrain.files import checked_path, explained, refuse_link
 from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
@@ -425,16 +426,25 @@ for each batch.
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    half = folder.parent / f".{folder.name}.half"
+    """Whole, or not at all."""
+    half = folder.parent / f".{folder.name[:50]}.half"
+    new = [above for above in folder.absolute().parents if not above.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if half.is_symlink():
+            half.unlink()
         shutil.rmtree(half, ignore_errors=True)
         for name, content in files.items():
             path = half / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode() if isinstance(content, str) else content)
-        if folder.exists():
-            folder.rmdir()  # empty: that was checked
-        half.replace(folder)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
+        half.replace(folder)  # which is empty, if it is there: that was checked
+    except BaseException as error:
+        shutil.rmtree(half, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not there
+            for above in new:
+                above.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        with explained(folder):
+            raise

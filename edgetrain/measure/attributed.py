@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, cast, get_args
 
-from edgetrain.measure.record import Fields, Origin, checked_schema, read_json, write_atomic
+from edgetrain.files import write_atomic
+from edgetrain.measure.record import Fields, Origin, checked_schema, read_json
 
 SCHEMA = 1
 FILE = "attribution.json"

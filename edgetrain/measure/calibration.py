@@ -31,8 +31,8 @@ from typing import Any
 
 from edgetrain import saved
 from edgetrain.errors import UserError
+from edgetrain.files import write_atomic
 from edgetrain.interrupts import not_for_children
-from edgetrain.measure.record import write_atomic
 from edgetrain.measure.sensors import core_time
 from edgetrain.measure.sensors.source import text
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgetrain import files
+from edgetrain import files, saved
 from edgetrain.errors import UserError
-from edgetrain.measure.record import write_atomic
+from edgetrain.files import write_atomic
 from edgetrain.plan.budget import show_bytes
 from edgetrain.run.memory import MemoryTrace
 
@@ -168,10 +168,8 @@ def load(folder: Path) -> Picture:
         raise UserError(f"{file} cannot be read", received=error.received) from error
     try:
         return _picture(files.plain_json(data))
-    except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{file} holds no picture of memory of edgetrain", received=f"{type(error).__name__}: {error}"
-        ) from error
+    except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise UserError(f"{file} holds no picture of memory of edgetrain", received=saved.in_words(error)) from error
 
 
 def _picture(data: dict[str, Any]) -> Picture:

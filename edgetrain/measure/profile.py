@@ -46,6 +46,7 @@ from edgetrain.run.step import Step
 INFERENCES = 7  # forward passes that are timed at least; the first ones are left out
 MOST_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few of short ones tell little
 INFERENCES_LEFT_OUT = 2
+BUSY = "not known: the machine was busy"
 _NOT_HAD: Origin = "unavailable"
 
 Summary = dict[str, Value]
@@ -377,10 +378,15 @@ def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: Mem
 def _trust(measured: Measured) -> Summary:
     """How much to believe: what measuring costs, whether the machine was quiet, how alike steps are."""
     found: Summary = {}
-    for way in WAYS[1:]:
-        overhead = measured.overhead(way)
-        name = f"overhead_{way}"
-        found[name] = Value(None, "1", _NOT_HAD) if overhead is None else _interval(overhead, "1", "measured")
+    costs = {f"overhead_{way}": measured.overhead(way) for way in WAYS[1:]}
+    known = [cost for cost in costs.values() if cost is not None]
+    # Nothing makes a step faster than no measuring: what says so was disturbed, and so was what ran in turns with it.
+    busy = not _alone(measured, measured.measured) or any(cost.high < 0 for cost in known)
+    for name, cost in costs.items():
+        sure = cost is not None and not busy
+        found[name] = _interval(cost, "1", "measured") if cost is not None and sure else Value(None, "1", _NOT_HAD)
+    if known and busy:
+        found["overhead_note"] = Value(BUSY, "", "derived")
     found["noise"] = Value(str(metrics.quiet(measured.samples, measured.measured)), "", "derived")
     found |= _likeness(measured)
     summary = measured.sampler

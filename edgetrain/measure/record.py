@@ -15,7 +15,6 @@ plain JSON, every field is checked, and a bad one is a `UserError` that names th
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.metadata
 import json
 import math
@@ -34,6 +33,7 @@ import torch
 
 from edgetrain import files
 from edgetrain.errors import Infeasible, UserError
+from edgetrain.files import TEMPORARY, explained, write_atomic
 
 SCHEMA = 2  # 1 had no intervals and no notes
 Origin = Literal["measured", "derived", "modelled", "unavailable"]
@@ -42,9 +42,7 @@ Scalar = int | float | str | bool
 T = TypeVar("T")
 
 _LARGEST = 10**300
-_TEMPORARY = ".tmp-"
 _LOCK = ".lock"
-_LONGEST_NAME = 250
 _BARE = {_LOCK, "config.json", "record.json", "metrics.jsonl"}  # what a run has written before its first step
 _KINDS: dict[type, str] = {
     str: "text",
@@ -305,53 +303,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-# Writing
-
-
-@contextlib.contextmanager
-def explained(place: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a UserError that names the place and, on a full disk, the room needed."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"Cannot write {place}: {error.strerror or error}.") from error
-        need = f"{needed_bytes} bytes" if needed_bytes is not None else "more room"
-        raise UserError(
-            f"The disk is full: cannot write {place}.",
-            expected=f"{need} free",
-            received=f"{_free_bytes(place)} bytes free",
-            next_step="Free some room or name a folder on another disk. What was there before is intact.",
-        ) from error
-
-
-def write_atomic(file: Path, data: bytes) -> None:
-    """Write `file`: afterwards, even after a lost battery, it holds `data` or what it held before."""
-    files.refuse_link(files.checked_path(file))
-    temporary = file.with_name(f"{_TEMPORARY}{file.name}"[:_LONGEST_NAME])
-    with explained(file, len(data)):
-        try:
-            temporary.unlink(missing_ok=True)  # of a process that was killed
-            with files.writable(temporary, "xb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(temporary, file)
-            sync(file.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def sync(path: Path) -> None:
-    """Return when a file or folder is on the disk itself."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # Reading what is not trusted
 
 
@@ -539,11 +490,6 @@ def _cpu_name() -> str | None:
     return platform.processor() or None
 
 
-def _free_bytes(place: Path) -> int:
-    existing = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-    return shutil.disk_usage(existing).free
-
-
 def _is_bare(path: Path) -> bool:
     with contextlib.suppress(OSError):
         sizes = {entry.name: entry.stat().st_size for entry in path.iterdir()}
@@ -552,7 +498,7 @@ def _is_bare(path: Path) -> bool:
 
 
 def _ours(name: str) -> bool:
-    return name.startswith(_TEMPORARY) or name == _LOCK
+    return name.startswith(TEMPORARY) or name == _LOCK
 
 
 def _flock(handle: int) -> bool:

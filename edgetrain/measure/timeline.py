@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from edgetrain import files
 from edgetrain.costs.work import work
 from edgetrain.errors import UserError
+from edgetrain.files import explained, write_atomic
 from edgetrain.graph.ir import PHASES, Graph, Phase
-from edgetrain.measure.record import Fields, explained, read_json, read_whole, write_atomic
+from edgetrain.measure.record import Fields, read_json, read_whole
 from edgetrain.native.marks import Marks as Marker
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING

@@ -18,15 +18,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from edgetrain import cache
+from edgetrain import cache, files
 from edgetrain.costs.table import to_json
 from edgetrain.errors import EdgetrainError
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.plan import to_json as plan_to_json
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate
 
@@ -72,11 +72,8 @@ class KnownPlans:
             while len(_without_cache) > MOST_PROBLEMS:
                 _without_cache.pop(next(iter(_without_cache)))
             return
+        files.write_cache(self._path(key), json.dumps(plan_to_json(plan)))
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            part = self._path(key).with_suffix(f".{os.getpid()}.part")
-            plan.save(part)
-            os.replace(part, self._path(key))
             _drop_oldest(self._folder.parent)
 
     def _keys(self, wanted: Callable[[int, int], bool]) -> list[Key]:

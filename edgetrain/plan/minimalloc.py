@@ -17,11 +17,13 @@ The format: https://github.com/google/minimalloc
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgetrain import files
 from edgetrain.errors import UserError
 from edgetrain.plan.layout import Block, Layout, check, lay_out
 
@@ -65,13 +67,11 @@ def write(path: str | Path, problem: Problem) -> None:
         columns["alignment"] = [problem.alignment] * len(problem.blocks)
     if problem.offsets is not None:
         columns["offset"] = list(problem.offsets)
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
-    except OSError as error:
-        raise UserError(f"the file {path} cannot be written", received=str(error)) from error
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    files.write_text(path, text.getvalue())
 
 
 def solve(

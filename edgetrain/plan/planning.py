@@ -146,12 +146,12 @@ def aim_of(costs: Costs, budget: Budget, planner: str, *, page: bool) -> Aim:
             received=f"{costs.origin} costs, which do not", next_step='et.model_costs(graph, device="…")',
         )  # fmt: skip
     if objective == "energy" and planner in SIMPLE:
-        raise UserError(f"the planner {planner} seeks the least time", next_step='planner="optimal" or "poet"')
+        raise UserError(f"the planner {planner} seeks the least time", next_step="use the planner optimal or poet")
     store = costs.store if page and planner != "recompute-only" else None
     if store is None and planner == "page-only":
         raise UserError("page-only needs a store", expected="costs with a store", next_step="give page_to, or a device")
     if store is not None and by_energy and store.power_w is None:
-        raise UserError("a plan by energy needs the power of the store", next_step="page=False")
+        raise UserError("a plan by energy needs the power of the store", next_step="plan without paging: page=False")
     limits: tuple[tuple[Objective, float | None], ...] = (("time", budget.time_s), ("energy", budget.energy_j))
     most = {what: limit for what, limit in limits if limit is not None}
     return Aim(objective, most, recompute=planner != "page-only", page=store is not None)
@@ -201,7 +201,7 @@ class _Planning:
         if fits and self.planner != "chen":
             return self._kept(keep_all)  # nothing takes less time or energy
         if budget is None:
-            raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory_bytes")
+            raise UserError(f"the planner {self.planner} needs a budget", next_step="give a budget: memory_bytes")
         if self.planner == "keep-all" or budget < least_bytes(self.task):
             raise self._refused(budget)
         known = self._known(self.planner if self.planner in SIMPLE else f"optimal, {self.time_limit_s} s, {self.aim}")

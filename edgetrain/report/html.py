@@ -16,8 +16,9 @@ from typing import Any
 
 from edgetrain import files
 from edgetrain.errors import UserError
+from edgetrain.files import write_atomic
 from edgetrain.measure.picture import Picture
-from edgetrain.measure.record import Record, RunFolder, write_atomic
+from edgetrain.measure.record import Record, RunFolder
 from edgetrain.report import memory, profile, summary
 from edgetrain.report.memory import Axis
 from edgetrain.report.numbers import number, quantity

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from edgetrain.files import write_atomic
 from edgetrain.measure.picture import Curve, Frontier, Picture, Point, Table, load
-from edgetrain.measure.record import Record, RunFolder, write_atomic
+from edgetrain.measure.record import Record, RunFolder
 from edgetrain.plan.budget import show_bytes
 from edgetrain.report.style import STYLE
 

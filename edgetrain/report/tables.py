@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.measure.record import explained, write_atomic
+from edgetrain.files import explained, write_atomic
 from edgetrain.report.breakdown import Row, between_ops_s, by_kind, by_layer, by_op, by_phase
 from edgetrain.report.run import Run
 from edgetrain.report.tracks import Track
 
+CSV = ("summary.csv", "ops.csv", "times.csv", "samples.csv")
 SUMMARY = ("run", "name", "value", "unit", "origin", "low", "high")
 OPS = (
     "run", "place", "name", "kind", "module", "phase", "why", "micro_batch", "median_s", "p5_s", "p95_s", "flops",
@@ -39,22 +41,27 @@ SAMPLES = ("run", "source", "channel", "unit", "origin", "counter", "before_ns",
 
 def write_csv(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Write the files, into a new folder or one that is there, and give their paths back."""
+    new = not folder.exists()
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    tables = (
-        ("summary.csv", SUMMARY, _summary), ("ops.csv", OPS, _ops), ("times.csv", TIMES, _times),
-        ("samples.csv", SAMPLES, _samples),
-    )  # fmt: skip
-    written = []
-    for name, header, rows in tables:
+    try:
+        return list(_written(runs, folder))
+    except BaseException:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _written(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
+    tables = ((SUMMARY, _summary), (OPS, _ops), (TIMES, _times), (SAMPLES, _samples))
+    for name, (header, rows) in zip(CSV, tables, strict=True):
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
         for run in runs:
             writer.writerows([_cell(run.name), *map(_cell, row)] for row in rows(run))
         write_atomic(folder / name, text.getvalue().encode())
-        written.append(folder / name)
-    return written
+        yield folder / name
 
 
 def _cell(value: object) -> object:

@@ -22,14 +22,12 @@ import heapq
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgetrain import files
-from edgetrain.measure.record import explained
 from edgetrain.measure.timeline import OpRun, Timeline
 from edgetrain.report.embedded import held_bytes
 from edgetrain.report.run import Run
@@ -44,19 +42,8 @@ _THREAD = 1
 
 def write_trace(runs: Sequence[Run], out: Path) -> Path:
     """One process of the trace for each run, each from its own beginning; whole or not at all."""
-    temporary = out.with_name(f".tmp-{out.name}")
-    files.refuse_link(files.checked_path(out))
-    with explained(out):
-        try:
-            temporary.unlink(missing_ok=True)
-            with open(temporary, "x", encoding="utf-8", errors="replace") as file:
-                file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-                file.writelines(_lines(runs))
-                file.write(f'\n],"otherData":{_json(_about(runs))}}}\n')
-            os.replace(temporary, out)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+    head, tail = '{"displayTimeUnit":"ms","traceEvents":[\n', f'\n],"otherData":{_json(_about(runs))}}}\n'
+    files.write_atomic(out, (part.encode(errors="replace") for part in itertools.chain([head], _lines(runs), [tail])))
     return out
 
 

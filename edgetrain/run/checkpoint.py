@@ -39,8 +39,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from edgetrain.errors import UserError
-from edgetrain.files import refuse_links, require_regular, writable
-from edgetrain.measure.record import Fields, explained, read_json, sync
+from edgetrain.files import explained, refuse_links, require_regular, sync, writable
+from edgetrain.measure.record import Fields, read_json
 
 SCHEMA = 1
 LARGEST_BYTES = 1 << 40  # of the tensors of a checkpoint

@@ -31,19 +31,20 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the model does on the test data. `epoch`: whole epochs trained by then."""
+    """What the model does on the test data. `epoch`: whole epochs trained by then. accuracy: None where nothing is
+    predicted, and so the number correct is NaN."""
 
     step: int
     epoch: int
     loss: float | None
-    accuracy: float
+    accuracy: float | None
     count: int
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """
-    evaluate:   (model, *batch) → (sum of losses, number correct, number of predictions).
+    evaluate:   (model, *batch) → (sum of losses, number correct or NaN, number of predictions).
     batch:      samples at once, at most.
     room_bytes: what evaluation may take; None where training has no budget.
     stopped:    whether a stop was asked for.
@@ -82,7 +83,9 @@ class Evaluator:
                 del results
             self.report(start + len(numbers), correct / max(count, 1))
         loss, accuracy = loss_sum / max(count, 1), correct / max(count, 1)
-        return Evaluation(step, epoch, loss if math.isfinite(loss) else None, accuracy, count)
+        return Evaluation(
+            step, epoch, loss if math.isfinite(loss) else None, None if math.isnan(accuracy) else accuracy, count
+        )
 
     def _at_once(self) -> int:
         """A batch; where training has a budget, no more samples than fit into what a step takes."""

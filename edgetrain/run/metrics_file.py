@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgetrain.files import writable
-from edgetrain.measure.record import explained, sync
+from edgetrain.files import explained, sync, writable
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:

@@ -42,7 +42,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from edgetrain import ranges
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.measure.record import Record, RunFolder, Status, Value, explained, new_record, sync
+from edgetrain.files import explained, sync
+from edgetrain.measure.record import Record, RunFolder, Status, Value, new_record
 from edgetrain.native.surely import surely
 from edgetrain.run import checkpoint as checkpoints
 from edgetrain.run import metrics_file
@@ -497,7 +498,7 @@ def refuse_old_work(folder: RunFolder) -> None:
     if found or messages:
         raise UserError(
             f"{folder.path} already holds checkpoints of a run.",
-            next_step="Resume that run (--resume, or resume=True), or start a new one in another folder.",
+            next_step="Resume that run (resume=True), or start a new one in another folder.",
         )
 
 

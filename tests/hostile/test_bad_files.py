@@ -24,11 +24,12 @@ from edgetrain.cli import main
 from edgetrain.costs.table import Costs
 from edgetrain.devices import device
 from edgetrain.errors import UserError
+from edgetrain.files import write_atomic
 from edgetrain.firmware.build import build, load_project
 from edgetrain.graph.ir import Graph
 from edgetrain.measure import picture
 from edgetrain.measure.counts import load_counts
-from edgetrain.measure.record import RunFolder, new_record, read_json, write_atomic
+from edgetrain.measure.record import RunFolder, new_record, read_json
 from edgetrain.measure.samples import read_samples
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan

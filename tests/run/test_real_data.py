@@ -46,6 +46,7 @@ def test_lenet_on_mnist_passes_98_5_percent(tmp_path: Path) -> None:
     )
     assert result.evaluation is not None
     assert result.evaluation.count == 10_000
+    assert result.evaluation.accuracy is not None
     assert result.evaluation.accuracy > 0.985
 
 
