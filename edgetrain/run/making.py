@@ -43,7 +43,7 @@ from edgetrain.plan.problem import problem
 from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
 from edgetrain.plan.refusal import lasting, with_bound
 from edgetrain.plan.time_left import TimeLeft
-from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
+from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured, with_workspaces
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
 from edgetrain.run.binding import live_storages
@@ -362,7 +362,8 @@ class StepMaker:
         else:
             plain = keep_all(graph, updates=updates, exact=exact)
         if options.keeps_all:
-            return plain, None
+            doing("looking at what kernels take")
+            return with_workspaces(graph, plain)
         memory_bytes, most_bytes = memory_bytes or options.memory_bytes, None
         if memory_bytes is not None:
             memory_bytes = max(1, memory_bytes - beside_bytes)
