@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_text
 import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -136,7 +137,8 @@ def train(
 
 
 def _can_resume(out: Path | None) -> bool:
-    """Whether there is a checkpoint. A run that ended before its first one starts again; no run at all is a mistake."""
+    """Whether there is a checkpoint. A run that ended before its first one starts again, with or without a folder; a
+    folder of something else is a mistake."""
     if out is None:
         newest = max(Path("runs").glob("train-*"), key=lambda path: path.name, default=None)
         raise UserError(
@@ -144,6 +146,10 @@ def _can_resume(out: Path | None) -> bool:
             next_step=f"add --out DIR with the folder of the run to continue{f', such as {newest}' if newest else ''}",
         )
     folder = RunFolder(out)
+    if not os.path.lexists(out):
+        # What a run leaves that was ended before its first write, or stopped before anything came of it.
+        notes.print(f"there is no folder {out} to resume from: starting from the beginning there", soft_wrap=True)
+        return False
     if not folder.record_file.exists() and not folder.is_begun:
         raise UserError(
             f"there is no run to resume in {out}",

@@ -17,7 +17,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from edgetrain import cache, child, files, ranges
 from edgetrain.arguments import checked
 from edgetrain.costs import calls
 from edgetrain.costs.store import measure_store
-from edgetrain.costs.table import Costs, OpCost, Run, Way, run_from_json, run_to_json
+from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
 from edgetrain.graph.modes import Surroundings
@@ -262,12 +262,14 @@ def measure(
     return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
 
 
-def measure_events(graph: Graph, number: int) -> dict[Way, Run]:
-    """What the kernel of one op asks of the allocator, in each way to run it; times are not measured, and are 0. It
-    runs here: see `without_a_trace`."""
-    ways, pool = calls.calls(graph, number, overwrites_gradient(graph)), calls.Pool(graph)
+def measure_events(graph: Graph, number: int, ways: Container[Way] = WAYS) -> dict[Way, Run]:
+    """What the kernel of one op asks of the allocator, in each of these ways to run it; times are not measured, and are
+    0. It runs here: see `without_a_trace`."""
+    found, pool = calls.calls(graph, number, overwrites_gradient(graph)), calls.Pool(graph)
     with torch.no_grad(), without_autocast():
-        events = {way: _events_of(graph, call, pool, None, cuda=_on_cuda(graph)) for way, call in ways.items()}
+        events = {
+            way: _events_of(graph, call, pool, None, cuda=_on_cuda(graph)) for way, call in found.items() if way in ways
+        }
     return {way: Run(0.0, asked) for way, asked in events.items()}
 
 

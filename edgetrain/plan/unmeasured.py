@@ -1,4 +1,5 @@
-"""What can be said of a budget before any op was timed: is it impossible, and what would work?
+"""What can be said before any op was timed. Of a budget: is it impossible, and what would work? Of a plan that keeps
+all, without a budget: what do its kernels take besides?
 
 In:  a graph, a budget in bytes. Out: nothing where a plan may keep it; or what `refusal.py` says, in a second.
 
@@ -12,10 +13,15 @@ more than `_workspace` allows:
     c          ██████                 ░░░░░░
 
 A plan with these workspaces keeps its budget with the measured ones too, if they are smaller.
+
+Without a budget (`with_workspaces`) it is the same way round: an op is run where its workspace may raise the peak, the
+one that may raise it most first, until no other can. Convolutions that lay out their columns are all run, for they ask
+for blocks as large as the rest of the step, and the arena has to know beforehand where these will lie.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,11 +33,13 @@ from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
 from edgetrain.costs.work import Work, work
 from edgetrain.errors import UserError
-from edgetrain.graph.ir import Graph
+from edgetrain.graph.ir import Graph, Op
 from edgetrain.measure.sensors.room import require_room, room_bytes
 from edgetrain.native import arena
+from edgetrain.ops.update import overwrites_gradient
 from edgetrain.plan.budget import Budget, show_bytes
-from edgetrain.plan.lifetimes import overwrites, persistent_bytes
+from edgetrain.plan.keep_all import plan_with
+from edgetrain.plan.lifetimes import overwrites, persistent_bytes, timeline
 from edgetrain.plan.micro_batches import TooSmall
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import GREEDY_S, aim_of, known_to_work
@@ -42,6 +50,8 @@ from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
 QUICK_S = 0.5  # where all ops are measured in less, that is done before anything is said
 HUNGRIEST_S = 0.5  # for measuring the hungriest ops
+WORKSPACES_S = 3.0  # of one core, for measuring what the kernels of a step take that keeps all
+LARGE_BYTES, VERY_LARGE_BYTES = 4_000_000, 16_000_000  # what workspaces are looked for, of convolutions and of others
 _SMALL_BYTES = 16_384
 _FLOAT_S = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -148,9 +158,87 @@ def _workspace(graph: Graph, number: int, of: Work) -> int:
         return touched // 4 + _SMALL_BYTES
     if of.kind not in ("conv", "depthwise"):
         return touched + _SMALL_BYTES
+    return 2 * touched + (0 if _by_onednn(graph, op) else of.columns_bytes) + _SMALL_BYTES
+
+
+def _by_onednn(graph: Graph, op: Op) -> bool:
     types = {getattr(torch, graph.tensors[t].dtype) for t in op.reads}
-    fast = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and types.issubset(_FLOAT_S)
-    return 2 * touched + (0 if fast else of.columns_bytes) + _SMALL_BYTES
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled) and types.issubset(_FLOAT_S)
+
+
+def with_workspaces(graph: Graph, plan: Plan) -> tuple[Plan, Costs | None]:
+    """The plan, which keeps all, with what kernels take at its peak; where convolutions lay out their columns, costs
+    too, by which the arena can be laid out before the first step."""
+    if not arena.available() or any(storage.device != "cpu" for storage in graph.storages):
+        return plan, None
+    found = _Workspaces(graph, plan)
+    if not found.most:
+        return plan, None
+    costs = without_a_trace(found.measured)
+    return plan_with(graph, replace(plan, workspace_bytes=costs.workspace_bytes), plan.schedule), (
+        costs if found.laid_out else None
+    )
+
+
+class _Workspaces:
+    """
+    most:     each op whose workspace may count → the most that it can be.
+    laid_out: the convolutions that lay out their columns.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self._graph, self._plan = graph, plan
+        self.most: dict[int, int] = {}
+        self.laid_out: set[int] = set()
+        for number, op in enumerate(graph.ops):
+            of = work(graph, op)
+            convolution = of.kind in ("conv", "depthwise")
+            if not (convolution or of.kind == "elementwise") or (not convolution and overwrites(graph, number)):
+                continue
+            n_bytes = _workspace(graph, number, of)
+            if n_bytes >= (LARGE_BYTES if convolution else VERY_LARGE_BYTES) and not op.kind.startswith("edgetrain."):
+                self.most[number] = n_bytes
+                if of.columns_bytes >= LARGE_BYTES and not _by_onednn(graph, op):
+                    self.laid_out.add(number)
+
+    def measured(self) -> Costs:
+        """Without times."""
+        graph, end, scratch = self._graph, time.thread_time() + WORKSPACES_S, overwrites_gradient(self._graph)
+        held = self._held()
+        peak, known = max(held.values()), {}
+        ways_of: dict[str, dict[Way, Run]] = {}
+        for number in sorted(held, key=lambda n: -held[n] - self.most.get(n, 0)):
+            if not self.laid_out and (number not in self.most or held[number] + self.most[number] <= peak):
+                continue
+            key = "".join(calls.key(graph, call) for call in calls.calls(graph, number, scratch).values())
+            if key not in ways_of:
+                ways_of[key] = self._ways(number, may_run=time.thread_time() < end)
+            known[number] = ways_of[key]
+            peak = max(peak, held[number] + known[number]["first"].workspace_bytes)
+        costs = tuple(OpCost(known.get(number) or self._guessed(number, 0)) for number in range(len(graph.ops)))
+        return Costs(graph.key, "modelled", costs)
+
+    def _held(self) -> dict[int, int]:
+        """Op → the bytes that are held when it runs, without workspaces."""
+        plan = self._plan
+        moments = timeline(self._graph, plan.schedule, updates=plan.updates, workspace={})
+        return {moment.op: moment.during_bytes for moment in moments if not self._graph.ops[moment.op].view}
+
+    def _ways(self, number: int, *, may_run: bool) -> dict[Way, Run]:
+        """What may not be run, because of the time or because it cannot be, takes what it may ask for."""
+        with contextlib.suppress(UserError):
+            if may_run:
+                return measure_events(self._graph, number, ("first", "over"))
+        columns_bytes = work(self._graph, self._graph.ops[number]).columns_bytes
+        return self._guessed(number, columns_bytes if number in self.laid_out else self.most.get(number, 0))
+
+    def _guessed(self, number: int, workspace: int) -> dict[Way, Run]:
+        op = self._graph.ops[number]
+        made = calls.made_bytes(self._graph, op)
+        ways: dict[Way, Run] = {"first": Run(0.0, (workspace, *made, -1) if workspace else made)}
+        if overwrites(self._graph, number):
+            ways["over"] = Run(0.0, calls.made_bytes(self._graph, op, without=op.creates[0]))
+        return ways
 
 
 def own_bytes(task: Problem) -> dict[int, int]:

@@ -43,7 +43,14 @@ from edgetrain.plan.problem import problem
 from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
 from edgetrain.plan.refusal import lasting, with_bound
 from edgetrain.plan.time_left import TimeLeft
-from edgetrain.plan.unmeasured import here_bytes, is_heavy, refuse_impossible, refuse_too_large, unmeasured
+from edgetrain.plan.unmeasured import (
+    here_bytes,
+    is_heavy,
+    refuse_impossible,
+    refuse_too_large,
+    unmeasured,
+    with_workspaces,
+)
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
 from edgetrain.run.binding import live_storages
@@ -379,7 +386,8 @@ class StepMaker:
                 graph, plain, memory_bytes, planner=self._planner, state_is_there=there, beside_bytes=beside_bytes
             )  # fmt: skip
         if options.keeps_all:
-            return plain, None
+            doing("looking at what kernels take")
+            return with_workspaces(graph, plain)
         if memory_bytes is not None:
             room = self._room_bytes(graph, min(memory_bytes, plain.peak_bytes) - plain.persistent_bytes)
             most_bytes = room if most_bytes is None else min(most_bytes, room)

@@ -70,7 +70,6 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
         (("train", "lenet", "--memory", "much"), "not an amount of memory"),
         (("train", "lenet", "--on", "cuda"), "CUDA" if not torch.cuda.is_available() else ""),
         (("train", "lenet", "--resume"), "--out"),
-        (("train", "lenet", "--resume", "--out", "typo"), "there is no run to resume in typo"),
         (("train", "own.py:coloured", "--batch", "16"), "data set digits"),
         (("train", "own.py:coloured", "--batch", "16"), "inputs of 16×1×8×8 float32 and labels of 16 int64"),
         (("graph", "own.py:small", "--input-size", "5"), "inputs of 1×3×5×5 float32"),

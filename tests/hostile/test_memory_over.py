@@ -155,6 +155,44 @@ def test_preparing_and_the_first_step_take_no_more_than_the_plan_and_what_is_all
         assert found["served"] == found["above"], found
 
 
+COLUMNS = (
+    HEAD
+    + """
+layers, shape, dtype = eval(sys.argv[1])
+torch.manual_seed(0)
+model = nn.Sequential(*layers).to(dtype)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x = torch.randn(shape, dtype=dtype)
+with Peak() as preparing:
+    step = et.prepare(model, lambda m, x: m(x).square().mean(), optimizer, (x,))
+above = step.plan.peak_bytes - step.plan.persistent_bytes
+with Peak() as first:
+    step(x)
+print(json.dumps(dict(preparing=preparing.grown, first=first.grown, above=above, served=step.used.arena.most_bytes)))
+"""
+)
+LAYERS = {
+    "two": "[nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.Conv2d(32, 32, 7, padding=3)], (4, 16, 96, 96)",
+    "stride": "[nn.Conv2d(16, 48, 7, stride=2), nn.Tanh(), nn.Conv2d(48, 16, 5)], (4, 16, 128, 128)",
+    "groups": "[nn.Conv2d(16, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 7, groups=4)], (4, 16, 96, 96)",
+    "1d": "[nn.Conv1d(16, 32, 49), nn.ReLU(), nn.Conv1d(32, 32, 49)], (8, 16, 4000)",
+    "3d": "[nn.Conv3d(8, 8, 5), nn.ReLU(), nn.Conv3d(8, 8, 5)], (2, 8, 30, 30, 30)",
+    "transposed": "[nn.ConvTranspose2d(16, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 8, 5)], (4, 16, 48, 48)",
+    "dilated": "[nn.Conv2d(16, 32, 5, dilation=2), nn.ReLU(), nn.Conv2d(32, 32, 5)], (4, 16, 96, 96)",
+}
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("layers", "dtype"), [*((name, "float64") for name in LAYERS), ("two", "float32"), ("transposed", "float32")]
+)
+def test_what_kernels_take_is_in_the_plan_without_a_budget_too(layers: str, dtype: str) -> None:
+    found = child(COLUMNS, f"({LAYERS[layers]}, torch.{dtype})")
+    assert found["served"] == found["above"], found
+    assert found["preparing"] <= found["above"] + ALLOWED_BYTES, found
+    assert found["first"] <= found["above"] + ALLOWED_BYTES, found
+
+
 PARTS = (
     HEAD
     + """

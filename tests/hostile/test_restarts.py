@@ -6,6 +6,7 @@ The run folder is copied at every call of the run that changes the disk: each co
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -124,6 +125,36 @@ def test_a_file_of_the_run_is_gone_or_spoilt(run: Run, name: str, spoilt: str) -
     else:
         assert "Resumed from step" in told
         assert ends("run")[0] == right[0]
+
+
+@pytest.mark.usefixtures("one_cache")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+@pytest.mark.parametrize("instant", ["load_data", "prepare", "write_atomic", "fsync", "mkdir"])
+def test_a_run_that_ended_before_it_left_anything_starts_over(
+    run: Run, instant: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("train", "lenet", "--batch", "500", "--epochs", "1", "--out", "runs/early")
+
+    def end(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        if instant in ("fsync", "mkdir"):
+            patch.setattr(os, instant, end)
+        else:
+            patch.setattr(sys.modules["edgetrain.cli.train"], instant, end)
+        assert run(*words)[0] != 0
+    code, told = run(*words, "--resume")
+    assert code == 0, told
+    assert "starting from the beginning" in told
+    assert "runs/early" in told
+    assert "is finished" in run(*words, "--resume")[1]
+
+
+def test_a_link_that_leads_nowhere_is_no_place_to_start_over(run: Run) -> None:
+    Path("early").symlink_to("nowhere")
+    code, told = run("train", "lenet", "--epochs", "1", "--out", "early", "--resume")
+    assert (code, Path("nowhere").exists()) == (1, False), told
 
 
 def test_without_resume_it_is_said_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
