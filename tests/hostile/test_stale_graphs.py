@@ -1012,7 +1012,7 @@ def test_a_list_that_a_training_loop_keeps_does_not_make_each_step_a_capture() -
 class Level:
     def __init__(self) -> None:
         self.level = 1.0
-        self.log: list[int] = []
+        self.kept_losses: list[int] = []
 
 
 JOINED = "".join(["lev", "el"])
@@ -1039,7 +1039,7 @@ def test_a_computed_name_after_a_change_that_makes_no_difference(name: str) -> N
     for ours in (False, True):
         held, read = Level(), BY_ANY_NAME[name]()
         model: Any = Net(lambda m, held=held, read=read: read(held))  # type: ignore[misc]
-        model.log = held.log = []
+        model.kept_losses = held.kept_losses = []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         step: Any = et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve") if ours else None
         losses.append([])
@@ -1052,7 +1052,7 @@ def test_a_computed_name_after_a_change_that_makes_no_difference(name: str) -> N
                 value.backward()
                 optimizer.step()
             losses[-1].append(float(step(X)) if ours else float(value.detach()))
-            model.log.append(number)
+            model.kept_losses.append(number)
     assert losses[0] == losses[1]
 
 
