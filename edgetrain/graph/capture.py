@@ -43,7 +43,7 @@ from edgetrain.graph.lower import Lowered, lower
 from edgetrain.graph.made import made_of_numbers, put_in_place
 from edgetrain.graph.modes import Surroundings, evaluating
 from edgetrain.graph.observe import Observed, code_of, observed, stop_observing
-from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, is_a
+from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, holds_many_plain, is_a
 from edgetrain.graph.record import Like, Places, Recorder, random_backward, trace_backward, without_their_cache
 from edgetrain.graph.recording_signals import RecordingSignals
 from edgetrain.graph.restore import Before
@@ -647,7 +647,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         value = pending.pop()
         if isinstance(value, torch.Tensor):
             yield value
-        elif isinstance(value, Mapping | list | tuple | set | deque) and id(value) not in met:
+        elif (
+            isinstance(value, Mapping | list | tuple | set | deque)
+            and id(value) not in met
+            and not holds_many_plain(value)
+        ):
             met.add(id(value))  # a list may hold itself
             pending += reversed(list(value.values() if isinstance(value, Mapping) else value))
 

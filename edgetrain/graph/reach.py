@@ -18,7 +18,9 @@ import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
 import io
+import marshal
 import mmap
 import os
 import queue
@@ -66,6 +68,8 @@ _WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
 _CACHED = type(functools.lru_cache(len))
 SHELVES = ("_parameters", "_buffers", "_modules")
 LARGE_BYTES = 1 << 20
+_MANY = 1000  # items
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _OURS = __name__.partition(".")[0] + "."
 _MODELS = _OURS + "zoo."
 _SCOPE_BY_ANY_NAME = {"globals", "eval", "exec", "__globals__", "f_globals"}
@@ -144,12 +148,12 @@ class Reach:
             if id(value) not in self._numbers and id(value) not in new:
                 new[id(value)] = value
                 yield value
-                if is_a(value, dict | list | tuple | deque | set | frozenset):
+                if is_a(value, dict | list | tuple | deque | set | frozenset) and not holds_many_plain(value):
                     pending += parts_of(value)
 
     def _places(self) -> Iterator[Any]:
         for container, _ in self.containers:
-            yield from parts_of(container)
+            yield from () if holds_many_plain(container) else parts_of(container)
         yield from (own[key] for own, _, _ in self.attributes for key in tuple(own))
         yield from (scope.get(key) for scope, keys, _ in self.variables for key in keys)
         yield from (scope[name] for scope, names in self.absent for name in tuple(scope) if name in names)
@@ -244,8 +248,8 @@ class Reach:
             return "array", type(value), looks_of(value), content_of(value)
         if isinstance(value, types.FunctionType):
             return "function", id(value.__code__)
-        if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES:
-            return type(value), len(value), repr(value)
+        if holds_many_plain(value) or (type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES):
+            return type(value), len(value), getattr(value, "maxlen", None), _plain_content(value)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
             return type(value), len(parts_of(value)), getattr(value, "maxlen", None)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
@@ -339,6 +343,8 @@ class Reach:
 
     def _visit_container(self, value: Any, path: str) -> None:
         self.containers.append((value, path))
+        if holds_many_plain(value):
+            return
         if isinstance(value, dict | types.MappingProxyType):
             for key, item in items_of(value):
                 self._push(key, path)
@@ -621,6 +627,38 @@ def parts_of(container: Any) -> list[Any]:
     return list(kind.__iter__(container))
 
 
+def size_of(value: Any) -> int:
+    """The bytes of an object that holds nothing else."""
+    if isinstance(value, C_DATA):
+        return ctypes.sizeof(value)
+    return len(value) * (value.itemsize if isinstance(value, array.array) else 1)
+
+
+def _samples_of(value: Any) -> tuple[int, list[int]]:
+    """Evenly spread words of an object with many bytes."""
+    n_words = size_of(value) // 8
+    return size_of(value), (ctypes.c_uint64 * n_words).from_buffer(value)[:: n_words // 4096]
+
+
+def holds_many_plain(container: Any) -> bool:
+    """A container of Python's own with so many numbers and texts that they count together: a vocabulary, a table."""
+    if type(container) not in _CONTAINERS or len(container) < _MANY:
+        return False
+    kinds = set(map(type, container))
+    return (kinds | set(map(type, container.values())) if type(container) is dict else kinds) <= _PLAIN_TYPES
+
+
+def _plain_content(container: Any) -> Any:
+    """Another one for other values in it, or another order."""
+    if len(container) < _MANY:
+        return repr(container)
+    try:
+        data = marshal.dumps(list(container) if type(container) is deque else container, 2)
+    except ValueError:  # types of torch, slices
+        data = repr(parts_of(container)).encode()
+    return hashlib.blake2b(data).digest()
+
+
 def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
     """Of a tensor all that a graph depends on but its values; where its memory begins comes last."""
     if tensor is None:
@@ -663,7 +701,7 @@ def state_of(value: Any) -> Any:
     if isinstance(value, Context):
         return [(id(variable), id(item)) for variable, item in value.items()]
     if isinstance(value, bytearray | array.array | C_DATA):
-        return bytes(value)
+        return bytes(value) if size_of(value) <= LARGE_BYTES else _samples_of(value)
     if isinstance(value, np.void):
         return value.tobytes()
     if isinstance(value, queue.SimpleQueue):

@@ -39,12 +39,14 @@ from edgetrain.graph.reach import (
     attributes_of_script,
     content_of,
     counts_itself,
+    holds_many_plain,
     is_a,
     is_set,
     items_of,
     joined,
     parts_of,
     reads_on,
+    size_of,
     slots_of,
     state_of,
 )
@@ -106,7 +108,9 @@ class Before:
             yield from ((name, scope[name]) for name in tuple(scope) if name in names)
         for container, items, path in self._containers:
             now_items = parts_of(container)
-            if len(now_items) != len(items) or any(map(_is_other, now_items, items)):
+            if not _same_items(now_items, items) and (
+                len(now_items) != len(items) or any(map(_is_other, now_items, items))
+            ):
                 yield path, container
         for cell, was, path in self._cells:
             now = cell.cell_contents if is_set(cell) else _MISSING
@@ -127,7 +131,7 @@ class Before:
     def places(self) -> Iterator[Place]:
         """Where something has moved."""
         before = {id(c): items for c, items, _ in self._containers}
-        changed = {id(c) for c, items, _ in self._containers if [*map(id, parts_of(c))] != [*map(id, items)]}
+        changed = {id(c) for c, items, _ in self._containers if not _same_items(parts_of(c), items)}
 
         def moved(now: Any, was: Any) -> bool:
             inside = is_a(now, tuple) and any(id(item) in changed for item in now)
@@ -152,7 +156,8 @@ class Before:
             for name in [name for name in scope if name in names]:
                 yield Place(scope[name], partial(operator.setitem, scope, name), name)
         for container, items, path in self._containers:
-            yield from _places_in(container, items, path, moved)
+            if not holds_many_plain(container) or not _same_items(parts_of(container), items):
+                yield from _places_in(container, items, path, moved)
         for cell, was, path in self._cells:
             if is_set(cell) and moved(cell.cell_contents, was):
                 put = partial(setattr, cell, "cell_contents")
@@ -376,6 +381,10 @@ def _put_slot(value: Any, slot: str, was: Any) -> None:
         object.__setattr__(value, slot, was)
 
 
+def _same_items(now: list[Any], was: list[Any]) -> bool:
+    return len(now) == len(was) and all(map(operator.is_, now, was))
+
+
 def _is_other(now: Any, was: Any) -> bool:
     return now is not was and not (is_a(was, PLAIN) and type(now) is type(was) and repr(now) == repr(was))
 
@@ -386,7 +395,7 @@ def _can_be_kept(values: np.ndarray[Any, Any]) -> bool:
 
 def _fill(container: Any, items: list[Any]) -> None:
     """The same items in the same order again, whatever methods a subclass has."""
-    if len(now := parts_of(container)) == len(items) and all(a is b for a, b in zip(now, items, strict=True)):
+    if _same_items(parts_of(container), items):
         return
     if isinstance(container, list):
         list.__setitem__(container, slice(None), items)
@@ -420,6 +429,8 @@ def _put_back(value: Any) -> Callable[[], object] | None:
     if isinstance(value, ContextVar):
         content = value.get(_MISSING)
         return None if content is _MISSING else lambda: value.set(content)
+    if isinstance(value, bytearray | array | C_DATA) and size_of(value) > LARGE_BYTES:
+        return None
     if isinstance(value, bytearray | array):
         buffer: Any = value
         copied = buffer[:]

@@ -23,7 +23,7 @@ from torch import nn
 
 from edgetrain.graph.capture import MemoryFormat
 from edgetrain.graph.optimizers import kind_of, rounds
-from edgetrain.graph.reach import is_a
+from edgetrain.graph.reach import holds_many_plain, is_a
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.plan.plan import Exact
 
@@ -74,10 +74,8 @@ def _called(part: Any) -> Iterator[Any]:
         yield from (part.func, *part.args, *part.keywords.values())
     elif isinstance(part, types.MethodType):
         yield from (part.__func__, part.__self__)
-    elif isinstance(part, list | tuple):
-        yield from part
-    elif isinstance(part, dict):
-        yield from part.values()
+    elif isinstance(part, list | tuple | dict):
+        yield from () if holds_many_plain(part) else part.values() if isinstance(part, dict) else part
     elif isinstance(part, types.FunctionType):
         yield from _named(part)
     elif isinstance(part, nn.Module):

@@ -6,6 +6,7 @@ Cases come by class as in `test_stale_graphs.py`, whose programs run here: in pl
 from __future__ import annotations
 
 import abc
+import array
 import collections
 import contextlib
 import contextvars
@@ -232,6 +233,20 @@ PLACES: dict[str, Any] = {
     "bytes in memory": item(lambda: io.BytesIO(b"1.0"), read_all, lambda v: rewrite(v, b"2.0")),
     "queue of C": item(lambda: filled_queue(1), lambda v: float(v.qsize()), lambda v: v.put(1)),
     "object kept by a cache": item(kept_by_a_cache, lambda v: v().value, lambda v: setattr(v(), "value", 2.0)),
+    "number in a long list": item(lambda: [1.0] * 2000, lambda v: v[1500], lambda v: v.__setitem__(1500, 2.0)),
+    "object in a long list": item(lambda: [*range(2000), Plain()], lambda v: v[-1].value,
+                                  lambda v: setattr(v[-1], "value", 2.0)),
+    "kind of a number in a long list": item(lambda: [0] * 2000, lambda v: 1.0 + isinstance(v[1], bool),
+                                            lambda v: v.__setitem__(1, False)),
+    "entry of a long dict": item(lambda: {str(n): 1.0 for n in range(2000)}, lambda v: v["7"],
+                                 lambda v: v.update({"7": 2.0})),
+    "order of a long dict": item(lambda: dict.fromkeys(range(2000), 1.0), lambda v: 1.0 + (next(iter(v)) == 1),
+                                 lambda v: v.__setitem__(0, v.pop(0))),
+    "long set": item(lambda: {*range(2000)}, lambda v: 1.0 + (7 not in v), lambda v: (v.remove(7), v.add(-7))),
+    "long deque": item(lambda: collections.deque([1.0] * 2000), lambda v: v[5], lambda v: v.__setitem__(5, 2.0)),
+    "many bytes": item(lambda: bytearray(b"\1") * 3_000_000, lambda v: float(v[0]), lambda v: v.__setitem__(0, 2)),
+    "array of many bytes": item(lambda: array.array("d", [1.0]) * 500_000, lambda v: v[0],
+                                lambda v: v.__setitem__(0, 2.0)),
     "database": database,
     "open file": open_file,
     **{f.__name__.replace("_", " "): f for f in (

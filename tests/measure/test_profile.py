@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.errors import UserError
+from edgetrain.measure import profile as profiling
 from edgetrain.measure.attributed import load_attributed
 from edgetrain.measure.picture import load as load_picture
 from edgetrain.measure.profile import Profile, found_sources, profile
@@ -101,6 +103,28 @@ def test_what_measuring_costs_is_told(metered: Profile) -> None:
     for name in ("overhead_sampling", "overhead_tracing"):
         busy = "overhead_note" in metered.summary  # this machine has other work too
         assert metered.summary[name].origin == ("unavailable" if busy else "measured")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tracing", "alone", "known"),
+    [(1.02, 1.03, True, True), (0.99, 1.03, True, True), (0.3, 1.03, True, False), (1.02, 0.3, True, False),
+     (1.02, 1.03, False, False), (0.3, 0.3, False, False)],
+)  # fmt: skip
+def test_what_measuring_costs_is_not_stated_of_a_busy_machine(
+    sampling: float, tracing: float, alone: bool, known: bool, metered: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "_alone", lambda measured, span: alone)
+    plain = [1 + 0.02 * (n % 5 - 2) for n in range(12)]  # so the interval of 0.99 holds 0
+    blocks: dict[Any, tuple[float, ...]] = {"nothing": tuple(plain)}
+    for way, factor in (("sampling", sampling), ("tracing", tracing)):
+        blocks[way] = tuple(factor * value for value in reversed(plain))
+    found = profiling._trust(replace(metered.measured, blocks=blocks))
+    for name in ("overhead_sampling", "overhead_tracing"):
+        assert (found[name].value is not None) == known
+        assert (found[name].high or 0) >= 0
+    assert ("overhead_note" in found) != known
+    if not known:
+        assert found["overhead_note"].value == "not known: the machine was busy"
 
 
 def test_without_a_sensor_energy_is_missing(tmp_path: Path) -> None:
