@@ -33,7 +33,7 @@ from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
 from edgetrain.costs.work import Work, work
 from edgetrain.errors import UserError
-from edgetrain.graph.ir import Graph, Op
+from edgetrain.graph.ir import Graph, Op, Ref
 from edgetrain.measure.sensors.room import require_room, room_bytes
 from edgetrain.native import arena
 from edgetrain.ops.update import overwrites_gradient
@@ -52,6 +52,7 @@ QUICK_S = 0.5  # where all ops are measured in less, that is done before anythin
 HUNGRIEST_S = 0.5  # for measuring the hungriest ops
 WORKSPACES_S = 3.0  # of one core, for measuring what the kernels of a step take that keeps all
 LARGE_BYTES, VERY_LARGE_BYTES = 4_000_000, 16_000_000  # what workspaces are looked for, of convolutions and of others
+BESIDE_BYTES = 120_000_000  # less does not matter: a process may take 150 MB more than its plan says
 _SMALL_BYTES = 16_384
 _FLOAT_S = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -175,9 +176,28 @@ def with_workspaces(graph: Graph, plan: Plan) -> tuple[Plan, Costs | None]:
     if not found.most:
         return plan, None
     costs = without_a_trace(found.measured)
-    return plan_with(graph, replace(plan, workspace_bytes=costs.workspace_bytes), plan.schedule), (
-        costs if found.laid_out else None
-    )
+    beside = {number: beside_bytes(graph, graph.ops[number]) for number in found.laid_out}
+    workspace = {
+        way: {number: taken.get(number, 0) + beside.get(number, 0) for number in taken.keys() | beside.keys()}
+        for way, taken in costs.workspace_bytes.items()
+    }
+    plan = plan_with(graph, replace(plan, workspace_bytes=workspace), plan.schedule)
+    return plan, costs if found.laid_out else None
+
+
+def beside_bytes(graph: Graph, op: Op) -> int:
+    """What a kernel takes from malloc and not from PyTorch's allocator, so that no arena serves it: the gradient of a
+    convolution's input lays out the columns of one sample, and of one group, in each thread. 0 where it is little."""
+    if op.kind != "aten.convolution_backward.default" or op.outputs[0] is None or _by_onednn(graph, op):
+        return 0
+    ref = op.args[1]
+    assert isinstance(ref, Ref)
+    samples = graph.tensors[ref.tensor].shape[0]
+    gradients = sum(t is not None for t in op.outputs[:2])
+    groups, threads = op.args[9], min(samples, torch.get_num_threads())
+    assert isinstance(groups, int)
+    n_bytes = work(graph, op).columns_bytes * threads // max(1, gradients * samples * groups)
+    return n_bytes if n_bytes >= BESIDE_BYTES else 0
 
 
 class _Workspaces:

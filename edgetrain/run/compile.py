@@ -47,11 +47,13 @@ import torch
 from edgetrain.errors import InternalError
 from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
+from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
 from edgetrain.pagefile import PageFault
 from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
+from edgetrain.plan.unmeasured import beside_bytes
 from edgetrain.plan.validate import Validator
 from edgetrain.run.adaptive import BudgetFell
 
@@ -410,7 +412,10 @@ class Words:
             keyword = call.keyword_of(kind)
             if keyword is not None:
                 extra += f", {keyword}=t{target}"
-        function = self._function(kind, lambda: call.resolve(kind))
+        if beside_bytes(self.graph, op):
+            function = self._function(f"tight {kind}", lambda: _tight(call.resolve(kind)))
+        else:
+            function = self._function(kind, lambda: call.resolve(kind))
         given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
         return f"{function}({', '.join(given)}{extra})"
 
@@ -592,6 +597,16 @@ class _Writer:
         names = self.names.pop(storage, [])
         if names:
             yield f"    del {', '.join(f't{t}' for t in names)}"
+
+
+def _tight(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """For a kernel that takes much memory elsewhere: where the arena holds nothing, its pages make room for that."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arena.release()
+        return kernel(*args, **kwargs)
+
+    return call
 
 
 def _again(op: Op) -> Op:

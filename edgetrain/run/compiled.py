@@ -36,6 +36,7 @@ from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Compute, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
+from edgetrain.plan.unmeasured import beside_bytes
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out, place_of_update, require_apart
@@ -220,6 +221,8 @@ class CompiledStep:
         self._check_finite, self.costs = check_finite, costs
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
+        # Kernels take much memory from malloc, which had better not be kept: the arena's pages stay beside it.
+        self.takes_beside = any(beside_bytes(graph, op) for op in graph.ops)
         self._accumulates_only = accumulates_only(graph)
         self._updated = {place_of_update(op) for op in graph.ops if op.phase == "update"}
         written = {s for op in graph.ops for s in op.writes}

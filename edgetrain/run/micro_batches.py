@@ -353,6 +353,7 @@ class MicroStep:
         self._checks = {id(step): mean_loss.checks(step.graph) for step in (*accumulating.values(), last)}
         self._first = next(iter(accumulating.values()))
         self._random = any(op.random for op in self._first.graph.ops)
+        self.takes_beside = any(step.takes_beside for step in (*accumulating.values(), last))
         self.falls: list[Fall] = []  # of the budget, in the last step
         self.turn: Callable[[MicroStep], MicroStep] | None = None  # who is asked for another plan between micro-batches
         self.most_bytes: int | None = None  # of the arena, over all micro-batches of the last step

@@ -168,7 +168,7 @@ class Step:
         result = self._try(batch, counted)
         self._note_falls()
         stepped(self._optimizer)
-        if self._options.keep_memory:
+        if self._options.keep_memory and not self.used.takes_beside:
             keep_freed_memory()
         return result
 
