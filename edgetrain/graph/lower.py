@@ -29,8 +29,7 @@ import torch
 from edgetrain.graph import foretold
 from edgetrain.graph.ir import Op, Ref, Role, Storage, Tensor, Value, replace_refs
 from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
-from edgetrain.graph.value_checks import is_check
-from edgetrain.ops.call import refuses_values
+from edgetrain.graph.value_checks import is_check, refuses_values
 
 aten = torch.ops.aten
 
@@ -83,7 +82,7 @@ def _live_calls(recording: Recording, keep: Iterable[int], persistent: set[int])
     for call in reversed(recording.calls):
         touched = {recording.storage(t) for t in (*call.writes, *(o for o in call.outputs if o is not None))}
         lasts = any(recording.storage(t) in lasting for t in call.writes)
-        refuses = is_check(call.func) or (call.phase == "forward" and refuses_values(str(call.func)))
+        refuses = is_check(call.func) or (call.phase == "forward" and refuses_values(call.func))
         if touched & needed or lasts or is_random(call) or refuses:
             live.append(call)
             needed |= {recording.storage(t) for t in _reads(call)}

@@ -156,22 +156,6 @@ _TOTAL = {
 }  # fmt: skip
 
 
-# Kernels that refuse values which a batch may well hold: indices, labels, probabilities, matrices.
-_REFUSING = {
-    "embedding", "_embedding_bag", "_embedding_bag_forward_only", "nll_loss_forward", "nll_loss2d_forward",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "binary_cross_entropy", "gather", "index", "index_select",
-    "index_add", "index_copy", "index_fill", "index_reduce", "index_put", "take", "put", "scatter", "scatter_add",
-    "scatter_reduce", "masked_scatter", "repeat_interleave", "segment_reduce", "searchsorted", "max_unpool2d",
-    "max_unpool3d", "_linalg_eigh", "_linalg_svd", "linalg_eig", "linalg_inv_ex", "linalg_cholesky_ex", "cholesky",
-    "cholesky_inverse", "lu_unpack", "histc",
-}  # fmt: skip
-
-
-def refuses_values(kind: str) -> bool:
-    """An op that is part of a step for what it refuses, even where nothing reads what it gives."""
-    return kind.split(".")[1].rstrip("_") in _REFUSING
-
-
 def cannot_fail(op: Op) -> bool:
     """The op raises for no values, once it has run with these shapes. (Indices of a backward pass were checked by the
     forward pass.)"""
