@@ -147,7 +147,7 @@ def plan(
     if load is not None and planner != "auto":
         raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
     asked = number_of_micro_batches(micro_batches, batch)
-    if asked not in (None, 1) and (parts or load is not None):
+    if micro_batches not in (None, "1") and (parts or load is not None):
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
     count = 1 if parts else number_of(asked, planner)
     firm = None if target is None else target_of(target, runtime, pages=pages, micro_batches=count != 1)

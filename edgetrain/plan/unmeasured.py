@@ -22,6 +22,7 @@ for blocks as large as the rest of the step, and the arena has to know beforehan
 from __future__ import annotations
 
 import contextlib
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +45,7 @@ from edgetrain.plan.micro_batches import TooSmall
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import GREEDY_S, aim_of, known_to_work
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.process import left_for_tensors
+from edgetrain.plan.process import RESERVE_BYTES, left_for_tensors
 from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
 
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
@@ -100,22 +101,25 @@ def refuse_impossible(
 
 
 def refuse_too_large(
-    graph: Graph, plain: Plan, memory_bytes: int | None, *, planner: str, state_is_there: bool, beside_bytes: int = 0
+    graph: Graph, plain: Plan, budget_bytes: int | None, *, planner: str, state_is_there: bool, beside_bytes: int = 0
 ) -> None:
     """Refuse a step that is to run here and takes more than this machine has: where all is kept, or under a budget
-    that is larger than the machine. beside_bytes: what is held beside the graph's tensors."""
+    that is larger than the machine. budget_bytes: for the tensors, or for the process. beside_bytes: what is held
+    beside the graph's tensors."""
     left = here_bytes(graph, state_is_there=state_is_there)
     if left is None:
         return
     left -= beside_bytes
-    if plain.peak_bytes <= left or (memory_bytes is not None and memory_bytes <= left):
+    room = room_bytes() or 0
+    # A control group's limit is rounded to pages.
+    if plain.peak_bytes <= left or (budget_bytes is not None and budget_bytes <= room + mmap.PAGESIZE):
         return
     upper, until = problem(graph, unmeasured(graph), plain.updates), time.monotonic() + GREEDY_S / 2
     peak = known_to_work(upper, planner, until=until, use_cache=False)[1]
     budget = f"memory={peak + beside_bytes} ({show_bytes(peak + beside_bytes)}) or more, or " if peak <= left else ""
     part = max(0, left - plain.persistent_bytes) / max(1, plain.peak_bytes - plain.persistent_bytes)
     smaller = "a smaller batch" + (f", of about {100 * part:.0f} % of this one" if part >= 0.01 else "")
-    process_bytes = max(0, (room_bytes() or 0) - left)  # what it takes beside
+    process_bytes = max(0, room - left)  # what it takes beside
     require_room("this step", plain.peak_bytes + process_bytes, next_step=f"give {budget}{smaller}")
 
 
@@ -125,7 +129,8 @@ def here_bytes(graph: Graph, *, state_is_there: bool) -> int | None:
     room = room_bytes()
     if room is None or any(storage.device != "cpu" for storage in graph.storages):
         return None
-    return left_for_tensors(graph, room, state_is_there=state_is_there)
+    # A step that is refused could never fit: what libraries may take while it runs is no part of that.
+    return left_for_tensors(graph, room + RESERVE_BYTES, state_is_there=state_is_there)
 
 
 def _guessed_s(of: Work) -> float:

@@ -382,8 +382,10 @@ class StepMaker:
             most_bytes = left - plain.persistent_bytes
         if options.runs and options.follow is None:  # one that moves was looked at as a whole
             doing("planning")
+            given_bytes = [n for n in (options.memory_bytes, options.process_memory_bytes) if n is not None]
             refuse_too_large(
-                graph, plain, memory_bytes, planner=self._planner, state_is_there=there, beside_bytes=beside_bytes
+                graph, plain, min(given_bytes, default=None), planner=self._planner, state_is_there=there,
+                beside_bytes=beside_bytes,
             )  # fmt: skip
         if options.keeps_all:
             doing("looking at what kernels take")

@@ -498,7 +498,7 @@ def refuse_old_work(folder: RunFolder) -> None:
     if found or messages:
         raise UserError(
             f"{folder.path} already holds checkpoints of a run.",
-            next_step="Resume that run (resume=True), or start a new one in another folder.",
+            next_step="Resume that run (--resume), or start a new one in another folder.",
         )
 
 
