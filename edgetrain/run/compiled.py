@@ -44,7 +44,7 @@ from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, fai
 from edgetrain.run.habits import note_dropped
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import Pages
-from edgetrain.run.refused import by_kernel, refused
+from edgetrain.run.refused import OF_KERNELS, by_kernel, refused
 from edgetrain.run.undo import StepSignals, Undo
 
 A_TRANSFER = "a transfer failed"
@@ -496,6 +496,8 @@ class CompiledStep:
 
     def _refusing(self, now: _Now, error: BaseException) -> Op | None:
         """The op whose kernel raised the error for the values that it was given."""
+        if not isinstance(error, OF_KERNELS):
+            return None
         where = failed(error, now.program)
         action = None if where is None or where[0] == len(now.plan.schedule) else now.plan.schedule[where[0]]
         if where is None or not isinstance(action, Compute):

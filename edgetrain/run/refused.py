@@ -22,9 +22,10 @@ from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
 from edgetrain.native.surely import surely
 from edgetrain.ops import call
 
-_KINDS = (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+# What kernels raise.
+OF_KERNELS = (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 _NO_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "out of memory")
-_OF_KERNELS = (str(Path(torch.__file__).parent), str(Path(ops.__file__).parent))
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(ops.__file__).parent))
 _LABEL, _TOKEN, _INDEX = "label", "token", "index"
 _AT_DIM = ("gather", "index_select", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add",
            "scatter_reduce")  # fmt: skip
@@ -49,13 +50,13 @@ class _Limits:
 def by_kernel(error: BaseException, trace: TracebackType | None, op: Op) -> bool:
     """A kernel raised it for the values that it was given: no handler of a signal, and no lack of memory. trace: from
     the step's own frame on."""
-    if not isinstance(error, _KINDS) or isinstance(error, UserError | torch.OutOfMemoryError):
+    if isinstance(error, UserError | torch.OutOfMemoryError):
         return False
     files = [] if trace is None else list(_files(trace.tb_next))
     if not files or any(text in str(error) for text in _NO_MEMORY):
         return False
     own = op.kind.partition(".")[0] not in ("aten", "edgetrain")  # a kernel of the user's, in Python perhaps
-    return own or all(file.startswith(_OF_KERNELS) for file in files)
+    return own or all(file.startswith(_FOLDERS) for file in files)
 
 
 def _files(trace: TracebackType | None) -> Iterator[str]:
@@ -168,7 +169,7 @@ def computed(graph: Graph, numbers: Iterable[int], t: int, inputs: Mapping[int, 
             args, kwargs = [_real(a, values) for a in op.args], {k: _real(v, values) for k, v in op.kwargs}
             try:
                 made = call.resolve(op.kind)(*args, **kwargs)
-            except _KINDS as error:
+            except OF_KERNELS as error:
                 raise refused(graph, op, error, inputs) from error
             made = made if isinstance(made, tuple | list) else (made,)
             values.update((at, value) for at, value in zip(op.outputs, made, strict=False) if at is not None)
