@@ -79,7 +79,7 @@ class Before:
         self.memory = {id(t): (reach.tensors[id(t)], place_in_memory(t)) for t in real}
         self._hooks = [(t, t._backward_hooks) for t in leaves]
         self._owners = reach.owners
-        self._types = [(value, type(value)) for value in reach.objects]
+        self._types = [(value, type(value)) for value in reach.objects if not is_a(value, torch.Tensor)]
         generators = (value for value in reach.alive if is_a(value, torch.Generator))
         self._generators = [(generator, generator.get_state()) for generator in generators]
         self.tensors = reach.tensors
