@@ -59,18 +59,18 @@ def report(
 
 def _refuse_overwriting(folders: Sequence[RunFolder], asked: Mapping[str, Path | None]) -> None:
     """Wrong use where two of the files would be one, or one of them a file of a run."""
-    told: dict[Path, str] = {}
+    option_of: dict[Path, str] = {}
     for option, path in asked.items():
         for file in [] if path is None else [path / name for name in CSV] if option == "--csv" else [path]:
-            other = told.setdefault(file.resolve(), option)
+            other = option_of.setdefault(file.resolve(), option)
             if other != option:
                 raise typer.BadParameter(f"{file} is what {other} writes too", param_hint=option)
-    if asked["--csv"] is not None and asked["--csv"].resolve() in told:
-        raise typer.BadParameter(f"{told[asked['--csv'].resolve()]} writes this file", param_hint="--csv")
+    if asked["--csv"] is not None and asked["--csv"].resolve() in option_of:
+        raise typer.BadParameter(f"{option_of[asked['--csv'].resolve()]} writes this file", param_hint="--csv")
     for folder in folders:
         record = folder.load()
         for name in (folder.record_file.name, *record.files.values()):
-            option = told.get((folder.path / name).resolve(), "")
+            option = option_of.get((folder.path / name).resolve(), "")
             if option and not name.endswith(".html"):
                 raise typer.BadParameter(f"{folder.path / name} belongs to the run itself", param_hint=option)
 

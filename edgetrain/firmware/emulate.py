@@ -124,7 +124,7 @@ def run_firmware(
     threads:  of a fast program; one for each core where it is not given.
     flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest
     and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
-    progress: is told of each step's number and loss while the program runs.
+    progress: called with each step's number and loss while the program runs.
     time_limit_s: for building, writing the batches and running together.
     """
     started = time.monotonic()
@@ -175,8 +175,8 @@ def _require_room(project: dict[str, Any], count: int, variant: Variant, predict
     sizes = {described["name"]: math.prod(described["shape"]) for described in project["tensors"]}
     tells = variant not in SILENT and not predict
     each = sum(4 * sizes.get(name, 0) for name in project["gradients"])
-    told = count * (each + sum(math.prod(d["shape"]) for d in project["sides"])) if tells else 0
-    written = count * sum(_WIDTHS[d["dtype"]] * math.prod(d["shape"]) for d in project["inputs"]) + told
+    reported_bytes = count * (each + sum(math.prod(d["shape"]) for d in project["sides"])) if tells else 0
+    written = count * sum(_WIDTHS[d["dtype"]] * math.prod(d["shape"]) for d in project["inputs"]) + reported_bytes
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if written > free:
@@ -184,7 +184,7 @@ def _require_room(project: dict[str, Any], count: int, variant: Variant, predict
             f"a run over {count:,} batches writes {written / 1e9:,.3g} GB to {folder}",
             expected=f"at most {free / 1e9:,.3g} GB, which is free", next_step="run fewer steps at once",
         )  # fmt: skip
-    require_room(f"a run over {count:,} batches", 2 * told, next_step="run fewer steps at once")
+    require_room(f"a run over {count:,} batches", 2 * reported_bytes, next_step="run fewer steps at once")
     if not project["is_board"]:
         own = project["arena_bytes"] + project["lasting_bytes"]
         require_room("this firmware", own, next_step="export it with a smaller batch, or with a budget of memory")
@@ -249,13 +249,13 @@ def _execute(
             command, cwd=where, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         try:
-            told = 0
+            n_reported = 0
             while process.poll() is None:
-                told = _tell(where / "losses.bin", told, progress)
+                n_reported = _report_losses(where / "losses.bin", n_reported, progress)
                 if time.monotonic() > deadline:
                     raise _TooLate
                 time.sleep(_POLL_S if progress is not None else _POLL_S / 10)
-            _tell(where / "losses.bin", told, progress)
+            _report_losses(where / "losses.bin", n_reported, progress)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -264,13 +264,13 @@ def _execute(
         raise FirmwareFailed(process.returncode, (where / "output.txt").read_text(errors="replace"))
 
 
-def _tell(file: Path, told: int, progress: Progress | None) -> int:
+def _report_losses(file: Path, n_reported: int, progress: Progress | None) -> int:
     if progress is None or not file.exists():
-        return told
-    losses = np.fromfile(file, dtype=np.float32, offset=4 * told)
-    for number, loss in enumerate(losses.tolist(), told + 1):
+        return n_reported
+    losses = np.fromfile(file, dtype=np.float32, offset=4 * n_reported)
+    for number, loss in enumerate(losses.tolist(), n_reported + 1):
         progress(number, loss)
-    return told + len(losses)
+    return n_reported + len(losses)
 
 
 def _read(
@@ -326,8 +326,8 @@ def _sides(project: dict[str, Any], data: bytes, steps: int) -> Iterator[Sequenc
     at = 0
     for _ in range(steps):
         found: dict[int, torch.Tensor] = {}
-        for told in project["sides"]:
-            n_bytes = int(np.prod(told["shape"], dtype=np.int64))
-            found[told["call"]] = from_memory(data[at : at + n_bytes], told["shape"], "uint8")
+        for place in project["sides"]:
+            n_bytes = int(np.prod(place["shape"], dtype=np.int64))
+            found[place["call"]] = from_memory(data[at : at + n_bytes], place["shape"], "uint8")
             at += n_bytes
         yield [found[call] for call in sorted(found)]
