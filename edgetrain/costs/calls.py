@@ -192,8 +192,8 @@ def function(
         if keyword is not None:
             kwargs[keyword] = Ref(what.over)
     kernel = call.resolve(kind)
-    given = [_real(a, tensors) for a in args]
-    named = {name: _real(value, tensors) for name, value in kwargs.items()}
+    given = [call.argument(a, tensors) for a in args]
+    named = {name: call.argument(value, tensors) for name, value in kwargs.items()}
     there = (live or {}).keys() - _changed(graph, what)
     own = [tensor for t, tensor in tensors.items() if graph.tensors[t].storage not in there]
 
@@ -242,13 +242,3 @@ def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratc
     )  # fmt: skip
     kernel = update.KERNELS[name]
     return lambda: kernel(tensors[p], tensors[g], state, given, False, scratch, None)
-
-
-def _real(value: Value, tensors: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(value, Ref):
-        return tensors[value.tensor]
-    if isinstance(value, tuple):
-        return [_real(item, tensors) for item in value]
-    if isinstance(value, Atom):
-        return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
-    return value

@@ -5,14 +5,14 @@ Names come from graph files, which are not trusted: only torch's own compute ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from edgetrain.errors import UserError
-from edgetrain.graph.ir import Graph, Op, Ref
+from edgetrain.errors import InternalError, UserError
+from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
 from edgetrain.ops import norm
 
 OWN: dict[str, Callable[..., Any]] = {
@@ -68,6 +68,28 @@ def resolve(kind: str) -> Callable[..., Any]:
             f"this PyTorch has no op {kind}", received=f"torch {torch.__version__}",
             next_step="capture the graph again with the PyTorch that runs it",
         )  # fmt: skip
+    return found
+
+
+def argument(value: Value, tensors: Mapping[int, torch.Tensor]) -> Any:
+    """An argument of an op as its kernel takes it."""
+    if isinstance(value, Ref):
+        return tensors[value.tensor]
+    if isinstance(value, tuple):
+        return [argument(item, tensors) for item in value]
+    return constant(value)
+
+
+def constant(value: Value) -> Any:
+    """The same of one without tensors. Its name comes from a graph file, and stands for nothing but torch's own."""
+    if not isinstance(value, Atom):
+        return value
+    found = torch.device(value.name) if value.sort == "device" else getattr(torch, value.name, None)
+    kinds = {
+        "dtype": torch.dtype, "memory_format": torch.memory_format, "layout": torch.layout, "device": torch.device,
+    }  # fmt: skip
+    if not isinstance(found, kinds[value.sort]):
+        raise InternalError(f"{value} is nothing that torch knows")
     return found
 
 

@@ -46,7 +46,7 @@ import torch
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.accumulate import ACCUMULATE
-from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
+from edgetrain.graph.ir import Graph, Op, Ref, Value
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
@@ -438,7 +438,7 @@ class Words:
     def _constant(self, value: Value) -> str:
         key = ("complex", repr(value)) if isinstance(value, complex) else value  # 1 + 0j equals 1
         if key not in self.values:
-            self.table[f"c{len(self.values)}"] = _torch_value(value)
+            self.table[f"c{len(self.values)}"] = call.constant(value)
             self.values[key] = f"c{len(self.values)}"
         return self.values[key]
 
@@ -618,18 +618,6 @@ def _again(op: Op) -> Op:
 @functools.lru_cache(maxsize=10_000)
 def _comment(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-[]" else "?" for c in text)
-
-
-def _torch_value(value: Value) -> Any:
-    if isinstance(value, Atom):
-        found = torch.device(value.name) if value.sort == "device" else getattr(torch, value.name, None)
-        kinds = {
-            "dtype": torch.dtype, "memory_format": torch.memory_format, "layout": torch.layout, "device": torch.device,
-        }  # fmt: skip
-        if not isinstance(found, kinds[value.sort]):
-            raise InternalError(f"{value} is nothing that torch knows")
-        return found
-    return value
 
 
 def _readers(graph: Graph) -> set[int]:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from edgetrain import ops
 from edgetrain.errors import UserError
-from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
+from edgetrain.graph.ir import Graph, Op, Ref, Value
 from edgetrain.native.surely import surely
 from edgetrain.ops import call
 
@@ -39,7 +38,7 @@ class Refused(UserError):
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Values that an argument of an op may have; ends: included. whole: numbers of something that is counted."""
+    """Values that an argument of an op may have, from low to high. what: it is, in words."""
 
     tensor: int
     low: float
@@ -166,7 +165,10 @@ def computed(graph: Graph, numbers: Iterable[int], t: int, inputs: Mapping[int, 
         call.set_autocast(devices, False)
         for number in numbers:
             op = graph.ops[number]
-            args, kwargs = [_real(a, values) for a in op.args], {k: _real(v, values) for k, v in op.kwargs}
+            args, kwargs = (
+                [call.argument(a, values) for a in op.args],
+                {k: call.argument(v, values) for k, v in op.kwargs},
+            )
             try:
                 made = call.resolve(op.kind)(*args, **kwargs)
             except OF_KERNELS as error:
@@ -177,16 +179,6 @@ def computed(graph: Graph, numbers: Iterable[int], t: int, inputs: Mapping[int, 
 
     devices = call.autocast_devices()
     return surely(compute, lambda: call.set_autocast(devices, True))
-
-
-def _real(value: Value, values: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(value, Ref):
-        return values[value.tensor]
-    if isinstance(value, tuple):
-        return [_real(item, values) for item in value]
-    if isinstance(value, Atom):
-        return torch.device(value.name) if value.sort == "device" else getattr(torch, value.name)
-    return value
 
 
 def _kind_of(error: type[BaseException]) -> Callable[..., UserError]:
