@@ -12,6 +12,7 @@ statistics of a batch norm, excepted).
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -87,6 +88,7 @@ class Captured:
     watch:     what was read on the way.
     difference: captures the same step once more; the first op that differs, or None.
     layouts:   those of results that differ from what fake tensors say, as far as they were known.
+    took_s:    how long both recordings took.
     """
 
     graph: Graph
@@ -95,6 +97,7 @@ class Captured:
     signature: Signature
     difference: Callable[[], str | None]
     layouts: object
+    took_s: float
 
 
 @checked("model", "loss", "optimizer", "example")
@@ -203,7 +206,9 @@ def capture_with_externals(
 
         return _with_signals_held(whole)
 
+    begin_s = time.perf_counter()
     result = _result_apart(here, _reach(*roots)) if apart else here()
+    took_s = time.perf_counter() - begin_s
 
     def difference() -> str | None:
         again = _with_signals_held(lambda signals: record(signals, 1, result).signature)
@@ -215,7 +220,7 @@ def capture_with_externals(
 
     watch = Watch(roots, result.seen, optimizer)
     look = difference_apart if apart else difference
-    return Captured(result.graph, result.externals, watch, result.signature, look, foretold.learnt())
+    return Captured(result.graph, result.externals, watch, result.signature, look, foretold.learnt(), took_s)
 
 
 def check_example(example: object) -> tuple[Any, ...]:

@@ -75,6 +75,9 @@ _MODELS = _OURS + "zoo."
 _SCOPE_BY_ANY_NAME = {"globals", "eval", "exec", "__globals__", "f_globals"}
 _HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
 _CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
+# What is not in their dict.
+_OF_CLASSES = ("__name__", "__qualname__")
+_OF_FUNCTIONS = (*_OF_CLASSES, "__doc__", "__annotations__", "__module__")
 BUFFER_NAMES = "_non_persistent_buffers_set"  # beside the shelf of the buffers; restored, and read by no forward
 _NOISE = {"_is_full_backward_hook", BUFFER_NAMES}  # of modules
 _KINDS_OF_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
@@ -363,6 +366,7 @@ class Reach:
         seen = self._observed
         if (function.__dict__ and seen) or not (seen or installed(function.__module__)):
             self._add_keys(function.__dict__, function.__dict__, function, path)
+        self._add_slots(function, _OF_FUNCTIONS, path)
         if seen and code_of(function.__code__) not in seen.codes:
             return
         self.functions.append(function)
@@ -374,6 +378,14 @@ class Reach:
         self._add_variables(function.__globals__, names_in(function.__code__))
         if not seen:
             self._add_imported(imported_by(function.__code__, function.__globals__), names_in(function.__code__))
+
+    def _add_slots(self, owner: types.FunctionType | type, names: Iterable[str], path: str) -> None:
+        """What a function or a class of the user's is called, say, where her code reads it."""
+        seen = self._observed
+        for name in names if seen and not installed(owner.__module__) else ():
+            if seen and name in seen.own_names:
+                self.slots.append((owner, name, path))
+                self._push(getattr(owner, name), f"{path}.{name}")
 
     def _add_cells(self, function: types.FunctionType, path: str) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -463,6 +475,7 @@ class Reach:
             self.trail.append((path, "registered", _registered(cls)))
         if installed(cls.__module__) and self._observed is None:
             return
+        self._add_slots(cls, _OF_CLASSES, path)
         for key, item in vars(cls).items():
             code = isinstance(item, types.FunctionType | staticmethod | classmethod | property)
             if code or self._counts(key, cls):

@@ -209,7 +209,9 @@ class Watch:
         held = [(c, tuple(parts_of(c))) for c in (*changing, *(s for s in shelves if is_a(s, dict)), self._groups)]
         self._lists: list[same.ListRow] = [(c, parts) for c, parts in held if type(c) is list]
         self._dicts: list[same.DictRow] = [(c, parts) for c, parts in held if type(c) is dict]
-        self._others = [(c, parts) for c, parts in held if type(c) not in (list, dict) and not _is_empty(c)]
+        self._versions = same.no_versions(self._dicts)
+        self._sets: list[same.SetRow] = [(c, parts) for c, parts in held if type(c) is set and parts]
+        self._others = [(c, parts) for c, parts in held if type(c) not in (list, dict, set) and not _is_empty(c)]
         self._cells = [(c, c.cell_contents) for c, _ in reach.cells if is_set(c)]
         self._unset = [c for c, _ in reach.cells if not is_set(c)]
         self._functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
@@ -228,7 +230,8 @@ class Watch:
             return (
                 self._same_items()
                 and same.lists(self._lists)
-                and same.dicts(self._dicts)
+                and same.dicts(self._dicts, self._versions)
+                and same.sets(self._sets)
                 and all(len(now := parts_of(c)) == len(was) and all(map(is_, now, was)) for c, was in self._others)
                 and not any(c.cell_contents is not v and _differs(c.cell_contents, v) for c, v in self._cells)
                 and not any(map(is_set, self._unset))

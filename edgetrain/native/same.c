@@ -9,8 +9,10 @@
  * functions(rows): rows are (function, code, defaults, named defaults). Whether each function has these objects.
  * objects(rows): rows are (object, class, dict or None). Whether each object has this class, and this __dict__.
  * orders(rows): rows are (class, tuple). Whether each class has these bases, in this order.
- * lists(rows), dicts(rows): rows are (list or dict, tuple): what it held, of a dict each key and its value in turn.
- *     Whether each holds the same objects in the same order.
+ * lists(rows), sets(rows): rows are (list or set, tuple): what it held. Whether each holds the same objects in the same
+ *     order.
+ * dicts(rows, versions): the same of dicts, a tuple having each key and its value in turn. versions is a bytearray with
+ *     eight bytes a row, at first all zero: where a dict is what it was, its version is kept there.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -299,7 +301,7 @@ static PyObject *orders(PyObject *module, PyObject *rows)
     Py_RETURN_TRUE;
 }
 
-static int list_holds(PyObject *list, PyObject *then)
+static int list_holds(PyObject *list, PyObject *then, uint64_t *version)
 {
     if (PyList_GET_SIZE(list) != PyTuple_GET_SIZE(then)) {
         return 0;
@@ -312,8 +314,31 @@ static int list_holds(PyObject *list, PyObject *then)
     return 1;
 }
 
-static int dict_holds(PyObject *dict, PyObject *then)
+static int set_holds(PyObject *set, PyObject *then, uint64_t *version)
 {
+    const PySetObject *table = (PySetObject *)set;
+    if (table->used != PyTuple_GET_SIZE(then)) {
+        return 0;
+    }
+    /* Of a member that was removed a dummy stays in its place, with a hash that no member has. */
+    Py_ssize_t at = 0;
+    for (const setentry *entry = table->table; entry <= table->table + table->mask; entry++) {
+        if (entry->key == NULL || entry->hash == -1) {
+            continue;
+        }
+        if (at == PyTuple_GET_SIZE(then) || entry->key != PyTuple_GET_ITEM(then, at++)) {
+            return 0;
+        }
+    }
+    return at == PyTuple_GET_SIZE(then);
+}
+
+static int dict_holds(PyObject *dict, PyObject *then, uint64_t *version)
+{
+    const uint64_t now = version_of(dict);
+    if (now != 0 && now == *version) {
+        return 1;
+    }
     if (2 * PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(then)) {
         return 0;
     }
@@ -324,10 +349,13 @@ static int dict_holds(PyObject *dict, PyObject *then)
             return 0;
         }
     }
+    *version = now;
     return 1;
 }
 
-static PyObject *each_holds(PyObject *rows, int (*is_kind)(PyObject *), int (*holds)(PyObject *, PyObject *))
+/* versions: one a row, or NULL where containers have none. */
+static PyObject *each_holds(PyObject *rows, int (*is_kind)(PyObject *),
+                            int (*holds)(PyObject *, PyObject *, uint64_t *), uint64_t *versions)
 {
     if (!PyList_Check(rows)) {
         PyErr_SetString(PyExc_TypeError, "a list is expected");
@@ -343,7 +371,7 @@ static PyObject *each_holds(PyObject *rows, int (*is_kind)(PyObject *), int (*ho
             PyErr_Format(PyExc_TypeError, "row %zd holds another kind of container", place);
             return NULL;
         }
-        if (!holds(container, then)) {
+        if (!holds(container, then, versions == NULL ? NULL : versions + place)) {
             Py_RETURN_FALSE;
         }
     }
@@ -360,14 +388,32 @@ static int is_dict(PyObject *object)
     return PyDict_CheckExact(object);
 }
 
-static PyObject *lists(PyObject *module, PyObject *rows)
+static int is_set(PyObject *object)
 {
-    return each_holds(rows, is_list, list_holds);
+    return Py_IS_TYPE(object, &PySet_Type);
 }
 
-static PyObject *dicts(PyObject *module, PyObject *rows)
+static PyObject *lists(PyObject *module, PyObject *rows)
 {
-    return each_holds(rows, is_dict, dict_holds);
+    return each_holds(rows, is_list, list_holds, NULL);
+}
+
+static PyObject *sets(PyObject *module, PyObject *rows)
+{
+    return each_holds(rows, is_set, set_holds, NULL);
+}
+
+static PyObject *dicts(PyObject *module, PyObject *arguments)
+{
+    PyObject *rows, *versions;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyList_Type, &rows, &PyByteArray_Type, &versions)) {
+        return NULL;
+    }
+    if (PyByteArray_GET_SIZE(versions) != PyList_GET_SIZE(rows) * (Py_ssize_t)sizeof(uint64_t)) {
+        PyErr_SetString(PyExc_TypeError, "eight bytes of versions for each row are expected");
+        return NULL;
+    }
+    return each_holds(rows, is_dict, dict_holds, (uint64_t *)PyByteArray_AS_STRING(versions));
 }
 
 static PyMethodDef methods[] = {
@@ -375,7 +421,8 @@ static PyMethodDef methods[] = {
     {"objects", objects, METH_O, "Whether each object has its class and its __dict__."},
     {"orders", orders, METH_O, "Whether each class has its bases in their order."},
     {"lists", lists, METH_O, "Whether each list holds the same objects in the same order."},
-    {"dicts", dicts, METH_O, "Whether each dict holds the same keys and values in the same order."},
+    {"sets", sets, METH_O, "Whether each set holds the same objects in the same order."},
+    {"dicts", dicts, METH_VARARGS, "Whether each dict holds the same keys and values in the same order."},
     {NULL, NULL, 0, NULL},
 };
 

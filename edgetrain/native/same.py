@@ -20,6 +20,7 @@ PlaceRow = tuple[Sized | type, int | None, tuple[Any, ...], tuple[Any, ...]]
 ObjectRow = tuple[Any, type, dict[str, Any] | None]  # an object, its class, its __dict__ if that counts
 OrderRow = tuple[type, tuple[type, ...]]  # a class, and its bases in their order
 ListRow = tuple[list[Any], tuple[Any, ...]]  # what it held
+SetRow = tuple[set[Any], tuple[Any, ...]]  # the same
 DictRow = tuple[dict[Any, Any], tuple[Any, ...]]  # each key and its value in turn
 FunctionRow = tuple[types.FunctionType, types.CodeType, Any, Any]  # its code, defaults, defaults by name
 
@@ -71,17 +72,27 @@ def lists_in_python(rows: list[ListRow]) -> bool:
     return all(len(now) == len(then) and all(map(is_, now, then)) for now, then in rows)
 
 
-def dicts_in_python(rows: list[DictRow]) -> bool:
+def sets_in_python(rows: list[SetRow]) -> bool:
+    """Whether each set holds the same objects in the same order."""
+    return all(len(now) == len(then) and all(map(is_, now, then)) for now, then in rows)
+
+
+def dicts_in_python(rows: list[DictRow], _: bytearray) -> bool:
     """Whether each dict holds the same keys and values in the same order."""
     return all(
         2 * len(now) == len(then) and all(map(is_, chain.from_iterable(now.items()), then)) for now, then in rows
     )
 
 
+def no_versions(rows: list[DictRow]) -> bytearray:
+    """What `dicts` keeps of each row, before the first time: where a dict was not written to, nothing in it is read."""
+    return bytearray(8 * len(rows))
+
+
 try:
     _library: Any = importlib.import_module("edgetrain.native._same")
     Places, functions, objects, orders = _library.Places, _library.functions, _library.objects, _library.orders
-    lists, dicts = _library.lists, _library.dicts
+    lists, sets, dicts = _library.lists, _library.sets, _library.dicts
 except ImportError:
     Places, functions, objects, orders = PlacesInPython, functions_in_python, objects_in_python, orders_in_python
-    lists, dicts = lists_in_python, dicts_in_python
+    lists, sets, dicts = lists_in_python, sets_in_python, dicts_in_python

@@ -16,6 +16,7 @@ from edgetrain.graph.capture import Captured
 FREE_S = 0.5
 MAX_SHARE = 0.01
 SLOWER = 1.5  # than any before it the next capture may be
+RECORDED_TWICE = 2  # is a step when it is captured first
 
 
 class Recapture:
@@ -31,7 +32,8 @@ class Recapture:
         if self.paused or steps < self._next:
             return
         begin_s = time.perf_counter()
-        if self.spent_s + SLOWER * self._slowest_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):
+        slowest_s = self._slowest_s or captured.took_s / RECORDED_TWICE
+        if self.spent_s + SLOWER * slowest_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):
             return
         # What was learnt from kernels meanwhile makes another graph of the same step.
         difference = captured.difference() if captured.layouts == foretold.learnt() else None

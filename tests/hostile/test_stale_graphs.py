@@ -524,11 +524,54 @@ def property_replaced() -> Reading:
     return lambda m: kept.read, lambda m: setattr(cls, "read", property(lambda self: 2.0))
 
 
+def names_that_decide(of: Callable[[Any], Any], change: Callable[[Any], object]) -> Callable[[], Reading]:
+    """What a function and a class are called, and what is written at them."""
+
+    def place() -> Reading:
+        def helper(value: float) -> float:
+            "one"
+            return value
+
+        class Own:
+            kept = helper
+
+        return lambda m: 2.0 if "wo" in str(of(Own)) and Own.kept(1.0) else 1.0, lambda m: change(Own)
+
+    return place
+
+
+NAMES: dict[str, Callable[[], Reading]] = {
+    "name of a class": names_that_decide(lambda c: c.__name__, lambda c: setattr(c, "__name__", "Two")),
+    "name of an object's class": names_that_decide(
+        lambda c: type(c()).__name__, lambda c: setattr(c, "__name__", "Two")
+    ),
+    "qualified name of a class": names_that_decide(
+        lambda c: c.__qualname__, lambda c: setattr(c, "__qualname__", "Two")
+    ),
+    "doc of a class": names_that_decide(lambda c: c.__doc__, lambda c: setattr(c, "__doc__", "two")),
+    "name of a function": names_that_decide(lambda c: c.kept.__name__, lambda c: setattr(c.kept, "__name__", "two")),
+    "doc of a function": names_that_decide(lambda c: c.kept.__doc__, lambda c: setattr(c.kept, "__doc__", "two")),
+    "qualified name of a function": names_that_decide(
+        lambda c: c.kept.__qualname__.rpartition(".")[2], lambda c: setattr(c.kept, "__qualname__", "two")
+    ),
+    "annotation of a function": names_that_decide(
+        lambda c: c.kept.__annotations__, lambda c: c.kept.__annotations__.update(value="two")
+    ),
+    "annotations of a function": names_that_decide(
+        lambda c: c.kept.__annotations__, lambda c: setattr(c.kept, "__annotations__", {"value": "two"})
+    ),
+    "module of a function": names_that_decide(
+        lambda c: c.kept.__module__, lambda c: setattr(c.kept, "__module__", "two")
+    ),
+}
+
+
 CODE: dict[str, Callable[[], Reading]] = {
     "defaults": of_a_function(lambda f: setattr(f, "__defaults__", (2.0,))),
     "keyword defaults": of_a_function(lambda f: setattr(f, "__kwdefaults__", {"by": 2.0})),
     "a keyword default": of_a_function(lambda f: f.__kwdefaults__.update(by=2.0)),
     "code": of_a_function(lambda f: setattr(f, "__code__", (lambda value=1.0, *, by=1.0: value + by).__code__)),
+    **NAMES,
     "attribute of a function": of_a_function(lambda f: setattr(f, "extra", 1.0)),
     **{f.__name__.replace("_", " "): f for f in (
         disguised, closure, unset_closure, cached, cached_tensor, single_dispatch, attribute_getter, static_method,

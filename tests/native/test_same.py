@@ -18,7 +18,14 @@ from edgetrain.native import same
 PLACES = [same.Places, same.PlacesInPython]
 FUNCTIONS = [same.functions, same.functions_in_python]
 LISTS = [same.lists, same.lists_in_python]
-DICTS = [same.dicts, same.dicts_in_python]
+SETS = [same.sets, same.sets_in_python]
+
+
+def _anew(dicts: Callable[[list[same.DictRow], bytearray], bool]) -> Callable[[list[same.DictRow]], bool]:
+    return lambda rows: dicts(rows, same.no_versions(rows) if isinstance(rows, list) else bytearray())
+
+
+DICTS = [_anew(same.dicts), _anew(same.dicts_in_python)]
 
 
 class Own(dict[str, Any]):
@@ -122,21 +129,55 @@ def test_no_memory_is_kept() -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize(("kind", "functions"), [(list, LISTS), (dict, DICTS)])
+@pytest.mark.parametrize(("kind", "functions"), [(list, LISTS), (set, SETS), (dict, DICTS)])
 def test_containers(kind: Any, functions: list[Any]) -> None:
-    one, other = [1], [1]
-    held: Any = [one, other] if kind is list else {"a": one, "b": other}
-    parts = (one, other) if kind is list else ("a", one, "b", other)
+    one, other = object(), object()
+    held: Any = {"a": one, "b": other} if kind is dict else kind((one, other))
+    parts = ("a", one, "b", other) if kind is dict else tuple(held)
     for holds in functions:
         assert holds([(held, parts)])
         assert holds([(kind(), ())])
         assert not holds([(held, parts[:-1])])
-        assert not holds([(held, parts), (held, (*parts[:-1], one))])
+        assert not holds([(held, parts), (held, (*parts[:-1], object()))])
         assert not holds([(kind(), parts)])
     with pytest.raises(TypeError):
         functions[0]([((), ())])
     with pytest.raises(TypeError):
         functions[0]([(held, [])])
+
+
+@given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)))
+def test_sets_with_gaps(members: list[int], removed: list[int]) -> None:
+    held = set(members)
+    for member in removed:
+        held.discard(member)
+    then = tuple(held)
+    for sets in SETS:
+        assert sets([(held, then)])
+        assert not sets([(held | {99}, then)])
+        assert not sets([(held, (*then, 99))])
+        assert not then or not sets([(held - {then[-1]}, then)])
+
+
+@pytest.mark.parametrize("dicts", [same.dicts, same.dicts_in_python])
+def test_a_dict_that_was_found_the_same_and_written_to(dicts: Callable[[list[same.DictRow], bytearray], bool]) -> None:
+    one, other = [1], [1]
+    held: dict[str, Any] = {"a": one}
+    rows: list[same.DictRow] = [(held, ("a", one))]
+    versions = same.no_versions(rows)
+    assert dicts(rows, versions)
+    assert dicts(rows, versions)
+    held["a"] = other
+    assert not dicts(rows, versions)
+    held["a"] = one
+    assert dicts(rows, versions)
+    held["b"] = one
+    assert not dicts(rows, versions)
+
+
+def test_versions_of_other_rows_are_refused() -> None:
+    with pytest.raises(TypeError):
+        same.dicts([({}, ())], bytearray(7))
 
 
 @pytest.mark.parametrize("functions", FUNCTIONS)
