@@ -26,11 +26,11 @@ test-rest: $(VENV)/.test
 # What takes longer than CI may: hundreds of kills and random nets, thousands of random programs. The result is kept and
 # names the commit of each test.
 soak: $(VENV)/.test
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python -m benchmarks.soak
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/budget.py
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.budget
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

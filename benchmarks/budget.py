@@ -1,6 +1,6 @@
 """What does a budget of bytes cost in time: as planned, as measured, and against other ways to save memory?
 
-    python benchmarks/budget.py [--rounds 15] [--only SECTION] [--compile] [MODEL …]
+    python -m benchmarks.budget [--rounds 15] [--only SECTION] [--compile] [MODEL …]
 
 prints its tables and keeps them in benchmarks/results/budget.{json,md}; what a run leaves out stays there as it was.
 
@@ -29,8 +29,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import budget_tables
-from contenders import (
+import edgetrain as et
+from benchmarks import budget_tables
+from benchmarks.contenders import (
     EAGER_CHANNELS_LAST,
     EDGETRAIN,
     Case,
@@ -43,9 +44,7 @@ from contenders import (
     ratio,
     take_turns,
 )
-from study import keeping, options
-
-import edgetrain as et
+from benchmarks.study import keeping, options
 
 AROUND_SEARCH_S = 2.0  # of the seconds allowed: a process is started, the graph is sent there, the plan is validated
 PROBE_ROUNDS = 3

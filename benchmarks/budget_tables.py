@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from markdown import head, line, made
+from benchmarks.markdown import head, line, made
 
 Result = Mapping[str, Any]
 ERROR_LIMIT = 0.10  # mean error of the predicted times

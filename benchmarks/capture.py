@@ -1,6 +1,6 @@
 """What it takes that a captured graph is never stale: two captures, the comparison before each step, the net below it.
 
-    python benchmarks/capture.py [--seconds 60]     prints it and keeps it in benchmarks/results/capture.json
+    python -m benchmarks.capture [--seconds 60]     prints it and keeps it in benchmarks/results/capture.json
 
 Limits: both captures and the comparison 2 s for MobileNetV2 and 6 s for a transformer of 24 layers on two cores;
 looking before a step 150 µs for LeNet, and 3 % of a step; capturing again 1 % of a run. Looks and steps take turns in
@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from contenders import RESULTS, about
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
+from benchmarks.contenders import RESULTS, about
 from edgetrain.graph.capture import capture_with_externals
 from edgetrain.zoo import registry
 

@@ -219,7 +219,7 @@ class Refused(Exception):
 
 class Contender:
     def __init__(self, case: Case, way: Way) -> None:
-        command = [sys.executable, __file__, json.dumps([asdict(case), asdict(way)])]
+        command = [sys.executable, "-m", __spec__.name, json.dumps([asdict(case), asdict(way)])]
         self.name = way.name
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

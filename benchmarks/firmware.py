@@ -5,7 +5,7 @@ In:  lenet at half width, DS-CNN for keywords, MobileNetV2 at width 0.35 and 64�
 Out: firmware.json beside this file: instructions of a step, and of each product (dense layer, convolution) the
      instructions a multiply-add. They are counted by QEMU, so two runs give the same file.
 
-    python benchmarks/firmware.py [--out FILE] [NET…]                                           about 1 minute
+    python -m benchmarks.firmware [--out FILE] [NET…]                                           about 1 minute
     edgetrain compare benchmarks/firmware.json new.json          what has become more than 2 % slower, as an exit code
 
 Multiply-adds are counted as everywhere: a tap that lies on padding is one too, although no kernel computes it. The

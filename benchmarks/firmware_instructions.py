@@ -4,7 +4,7 @@ In:  nets with random shapes that between them call every kernel, one training s
 Out: edgetrain/firmware/instructions.json: coefficients for each core and kind of op (firmware/instructions.py there),
      and how far off whole steps were that the fit had not seen.
 
-    python benchmarks/firmware_instructions.py [--nets 90] [--out FILE]                           about 20 minutes
+    python -m benchmarks.firmware_instructions [--nets 90] [--out FILE]                           about 20 minutes
 
 A core that no emulated board with enough memory has is counted on a larger one that runs the same instructions:
 programs for a Cortex-M0+ on a Cortex-M4. Every seventh net is left out of the fit and says how far off it is.

@@ -1,6 +1,6 @@
 """The vectorised program of a Linux board against PyTorch: seconds of a step, and memory of the whole process.
 
-    python benchmarks/firmware_linux.py [MODEL …]   keeps benchmarks/results/firmware_linux.{json,md}
+    python -m benchmarks.firmware_linux [MODEL …]   keeps benchmarks/results/firmware_linux.{json,md}
 
 Each contender is a process of its own with as many threads as there are cores, and trains on the same batch from the
 same weights. They take turns in bursts of steps, in a new random order each round; the first steps of a burst are not
@@ -29,10 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contenders import EAGER, RESULTS, Case, Contender, Times, about, build, faster, plain, ratio
-from markdown import head, line, made
-
 import edgetrain as et
+from benchmarks.contenders import EAGER, RESULTS, Case, Contender, Times, about, build, faster, plain, ratio
+from benchmarks.markdown import head, line, made
 from edgetrain.firmware import build as building
 from edgetrain.firmware import emulate
 from edgetrain.firmware.export import Project

@@ -1,6 +1,6 @@
 """How exact is firmware? Every gradient and every tensor after 1, 10 and 100 steps, with several seeds.
 
-    python benchmarks/firmware_numbers.py [--only lenet ds_cnn] [--seeds 5] [--out FOLDER]
+    python -m benchmarks.firmware_numbers [--only lenet ds_cnn] [--seeds 5] [--out FOLDER]
 
 Each net is exported for this machine. Its scalar program, whose bits are the emulator's, and its vectorised one run
 beside PyTorch (`edgetrain.firmware.parity`). A ratio is the error against float64 in units of PyTorch float32's own; at
@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from contenders import RESULTS, about
-from markdown import head, line, made
 from torch import nn
 
 import edgetrain as et
+from benchmarks.contenders import RESULTS, about
+from benchmarks.markdown import head, line, made
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware

@@ -1,6 +1,6 @@
 """A budget on a GPU: MobileNetV2 at batch 256 in 0.30 of plain PyTorch's memory.
 
-    python benchmarks/gpu.py      on a machine with a CUDA device; keeps benchmarks/results/gpu.{json,md}
+    python -m benchmarks.gpu      on a machine with a CUDA device; keeps benchmarks/results/gpu.{json,md}
 
 All contenders run in one process, one after the other with the allocator's cache emptied in between, in several rounds;
 a step's time is the median over rounds of the mean of ten steps. Memory is how far `torch.cuda.max_memory_allocated`

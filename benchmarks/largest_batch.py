@@ -1,6 +1,6 @@
 """How large a batch trains in the memory that plain PyTorch takes for a small one, without micro-batches?
 
-    python benchmarks/largest_batch.py [--rounds 7] [--only SECTION] [--search 10] [MODEL …]
+    python -m benchmarks.largest_batch [--rounds 7] [--only SECTION] [--search 10] [MODEL …]
 
 prints its tables and keeps them in benchmarks/results/largest_batch.{json,md}; what a run leaves out stays as it was.
 
@@ -22,12 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from budget import PROBE_ROUNDS, known, say
-from contenders import EDGETRAIN, Case, Refused, Way, build, compete, faster, plain, ratio, take_turns
-from markdown import head, line, made
-from study import keeping, options
-
 import edgetrain as et
+from benchmarks.budget import PROBE_ROUNDS, known, say
+from benchmarks.contenders import EDGETRAIN, Case, Refused, Way, build, compete, faster, plain, ratio, take_turns
+from benchmarks.markdown import head, line, made
+from benchmarks.study import keeping, options
 
 MELON = 4.33
 MOST_TIME = 1.5  # a sample, of plain PyTorch's

@@ -1,6 +1,6 @@
 """Melon's way to keep a budget beside ours: what it costs in time, and what its pool wastes.
 
-    python benchmarks/melon.py [--only SECTION] [--search 10] [MODEL …]
+    python -m benchmarks.melon [--only SECTION] [--search 10] [MODEL …]
 
 prints its tables and keeps them in benchmarks/results/melon.{json,md}; what a run leaves out stays there as it was.
 
@@ -23,12 +23,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from budget import Known, known, say
-from contenders import Case
-from markdown import head, line, made
-from study import keeping, options
-
 import edgetrain as et
+from benchmarks.budget import Known, known, say
+from benchmarks.contenders import Case
+from benchmarks.markdown import head, line, made
+from benchmarks.study import keeping, options
 from edgetrain import zoo
 from edgetrain.plan.layout import Block, Layout, check, lay_out
 from edgetrain.plan.melon import melon, pool

@@ -5,7 +5,7 @@ In:  MobileNetV2 at 224 pixels, batch 16, one thread; a trace of budgets between
 Out: results/moving.json and moving.md: the seconds that changes of plan took by kind, as a part of the time trained;
      bytes over the budget at a step's start; steps; whether the weights are bitwise those of a constant budget.
 
-    python benchmarks/moving.py [--changes 200] [--every 2] [--batch 16] [--input-size 224]    about 15 minutes
+    python -m benchmarks.moving [--changes 200] [--every 2] [--batch 16] [--input-size 224]    about 15 minutes
 
 The trace. Changes come at random instants of the time trained, as they do where another program takes memory: about
 one in `--every` steps, exponentially apart, each to a budget drawn evenly from the range. So nearly all of them come
@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import RESULTS, Built, Case, about, build
-from markdown import head, line, made
 
 import edgetrain as et
+from benchmarks.contenders import RESULTS, Built, Case, about, build
+from benchmarks.markdown import head, line, made
 from edgetrain.run.adaptive import Switch
 from edgetrain.run.step import Step
 

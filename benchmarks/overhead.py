@@ -1,6 +1,6 @@
 """What measuring costs: MobileNetV2 at batch 16 with nothing, with sampling, with sampling and tracing.
 
-    python benchmarks/overhead.py [--rounds 60] [--threads N] [--cores 0-7] [--without nvidia]
+    python -m benchmarks.overhead [--rounds 60] [--threads N] [--cores 0-7] [--without nvidia]
 
 kept in benchmarks/results/overhead.json
 
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import RESULTS, Case, about, build
 from numpy.typing import NDArray
 
 import edgetrain as et
+from benchmarks.contenders import RESULTS, Case, about, build
 from edgetrain.measure.processor import Processor, parse_cores, using
 from edgetrain.measure.profile import found_sources
 from edgetrain.measure.protocol import SETTLE_S

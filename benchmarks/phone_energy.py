@@ -1,6 +1,6 @@
 """The power traces of EMDL'21's Meizu 16T, replayed: gross power beside the published one, and net energy a batch.
 
-    EDGETRAIN_DATA=… python benchmarks/phone_energy.py     prints the table and keeps it in results/phone_energy.*
+    EDGETRAIN_DATA=… python -m benchmarks.phone_energy     prints the table and keeps it in results/phone_energy.*
 
     trace  ──replay──▶  power of USB and battery, by the sources that read a phone
     ░░░░░░░░▒▒▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▒▒▒▒▒▒ ░        one batch size: idle, start, training, inference
@@ -23,9 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from contenders import RESULTS, about
-from markdown import head, line, made
-
+from benchmarks.contenders import RESULTS, about
+from benchmarks.markdown import head, line, made
 from edgetrain.measure.replay import Played, Trace, read_trace, replay
 
 FOLDER = "MEIZU_Freq_1708800"

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from phone_nets import NETS, Nets, example
 from torch.nn import functional as F
 
 import edgetrain as et
+from benchmarks.phone_nets import NETS, Nets, example
 from edgetrain.costs.model import held
 from edgetrain.costs.work import work
 from edgetrain.errors import UserError

@@ -1,6 +1,6 @@
 """Does the device model tell the time and the memory of training on a phone that it was not fitted on?
 
-    EDGETRAIN_DATA=… python benchmarks/phones.py      prints the tables and keeps them in benchmarks/results/phones.*
+    EDGETRAIN_DATA=… python -m benchmarks.phones      prints the tables and keeps them in benchmarks/results/phones.*
 
 Measured by EMDL'21 on two phones: five networks at five batch sizes. The 25 pairs of network and batch are dealt out
 in turns; one half is fitted (`phone_fit.py`), the other predicted, both phones' rows of a pair on the same side. Beside
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import RESULTS, about
-from phone_drawing import Dot, drawing
-from phone_fit import (
+
+from benchmarks.contenders import RESULTS, about
+from benchmarks.phone_drawing import Dot, drawing
+from benchmarks.phone_fit import (
     BATCHES,
     MODELS,
     PAIRS,
@@ -40,8 +41,7 @@ from phone_fit import (
     held_out,
     read,
 )
-from phone_nets import ZOO
-
+from benchmarks.phone_nets import ZOO
 from edgetrain.devices.device import load
 
 LIMITS = {"time": 0.30, "memory": 0.20}  # that the project set itself, for the median error of the half not fitted
@@ -173,7 +173,7 @@ def energy(data: Path, counts: Count) -> dict[str, Any]:
 def page(found: dict[str, Any]) -> str:
     lines = [
         "# The device model against two phones", "",
-        "Median of |modelled ÷ measured − 1| over rows that were not fitted; by `python benchmarks/phones.py`.", "",
+        "Median of |modelled ÷ measured − 1| over rows that were not fitted; by `python -m benchmarks.phones`.", "",
         "| rows predicted | time | peak memory | largest error of time | of memory |", "|---|---|---|---|---|",
         _line("the half not fitted (fixed split)", found["predicted"]),
         _line("the halves exchanged", found["halves exchanged"]),

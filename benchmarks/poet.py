@@ -1,7 +1,7 @@
 """POET's question on the paper's nets and devices: what energy does it take to train in less memory, by recomputing, by
 paging, and by both?
 
-    python benchmarks/poet.py [--only nets|bert] [--seconds S]     keeps its result in benchmarks/results/poet.{json,md}
+    python -m benchmarks.poet [--only nets|bert] [--seconds S]     keeps its result in benchmarks/results/poet.{json,md}
 
 Everything is modelled (`et.model_costs`): no board is here. Memory is a part of what keeping all holds above
 parameters, state and inputs; energy is that of a whole step, without idle power, as the paper counts it. Section
@@ -19,10 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from contenders import RESULTS, about
-from markdown import head, line, made
 
 import edgetrain as et
+from benchmarks.contenders import RESULTS, about
+from benchmarks.markdown import head, line, made
 from edgetrain import zoo
 from edgetrain.costs.table import Store
 

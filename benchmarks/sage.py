@@ -1,6 +1,6 @@
 """SAGE's eviction with accumulation beside either alone: the memory in which a batch still trains, and its time there.
 
-    python benchmarks/sage.py [--only SECTION] [--batch N …] [--device samsung_s10] [MODEL …]
+    python -m benchmarks.sage [--only SECTION] [--batch N …] [--device samsung_s10] [MODEL …]
 
 prints its tables and keeps them in benchmarks/results/sage.{json,md}; what a run leaves out stays there as it was.
 
@@ -36,12 +36,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
-import sage_tables
-from budget import say
-from contenders import EDGETRAIN, Built, Case, build, prepare, ratio
-from study import keeping, options
-
 import edgetrain as et
+from benchmarks import sage_tables
+from benchmarks.budget import say
+from benchmarks.contenders import EDGETRAIN, Built, Case, build, prepare, ratio
+from benchmarks.study import keeping, options
 from edgetrain import zoo
 from edgetrain.graph.mean_loss import batch_norms, inexact
 from edgetrain.plan.chen import chen

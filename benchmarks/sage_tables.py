@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from markdown import head, line, made
-
+from benchmarks.markdown import head, line, made
 from edgetrain.devices.device import load
 
 Result = Mapping[str, Any]

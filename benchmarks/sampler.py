@@ -1,6 +1,6 @@
 """What the sampler delivers and what it takes, on this machine.
 
-    python benchmarks/sampler.py [--seconds 60]     prints it and keeps it in benchmarks/results/sampler.json
+    python -m benchmarks.sampler [--seconds 60]     prints it and keeps it in benchmarks/results/sampler.json
 
 Two cases: beside a process that sleeps, and beside one that keeps every core busy, as training does. Asked on a quiet
 machine: at least 99 % of ticks delivered, lateness p95 at most 2 ms, at most 1.5 % of one core. How quiet it was stands
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import RESULTS, about
 
+from benchmarks.contenders import RESULTS, about
 from edgetrain.measure.sampler import Sampler
 from edgetrain.measure.samples import Samples, read_samples
 from edgetrain.measure.sampling import LEAST_DELIVERED, MOST_CORE, MOST_LATE_S

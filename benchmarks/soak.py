@@ -1,6 +1,6 @@
 """What takes longer than CI may: the kill test, the random programs, the random nets and the attacks, many times over.
 
-    python benchmarks/soak.py [--kills N] [--examples N] [--nets N] [--only TEXT]
+    python -m benchmarks.soak [--kills N] [--examples N] [--nets N] [--only TEXT]
 
 The tests are those of `make test`; environment variables turn them up. `benchmarks/results/soak.json` keeps a row for
 each file of tests, with its commit: how many cases the last run of it tried, and the names of those that failed. So one
@@ -33,7 +33,7 @@ TESTS = (
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
     "tests/graph/test_module_db.py",
-    "tests/firmware/test_firmware_random_nets.py",
+    "tests/firmware/test_random_nets.py",
     *sorted(f"tests/hostile/{file.name}" for file in (ROOT / "tests/hostile").glob("test_*.py")),
 )
 KEPT = ROOT / "benchmarks/results/soak.json"

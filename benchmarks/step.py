@@ -1,6 +1,6 @@
 """Is a captured step slower than plain PyTorch, and what memory does it take?
 
-    python benchmarks/step.py [MODEL …]     prints the table and keeps it in benchmarks/results/step.{json,md}
+    python -m benchmarks.step [MODEL …]     prints the table and keeps it in benchmarks/results/step.{json,md}
 
 The contenders (`contenders.py`) take turns, in a new random order each round; the ratio of times is taken within a
 round, and its median is given with a 95 % interval from order statistics. Memory is how far the resident memory of the
@@ -16,7 +16,7 @@ import statistics
 import sys
 from typing import Any
 
-from contenders import (
+from benchmarks.contenders import (
     EAGER,
     EAGER_CHANNELS_LAST,
     EDGETRAIN,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contenders import RESULTS, about
+from benchmarks.contenders import RESULTS, about
 
 Page = Callable[[Mapping[str, Mapping[str, Any]]], str]
 

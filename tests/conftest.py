@@ -1,10 +1,4 @@
-"""Settings of all tests: a graph cache of their own, one thread, and the helpers of `graph/` within reach.
-
-`tests/graph/plain.py` (the same training in plain PyTorch), `tests/graph/nets.py` (small nets of every kind) and
-`tests/graph/paged.py` (plans that page, disks that fail) are read by the tests of several folders.
-`tests/report/profiles.py` makes the profile run that tests of reports share, `tests/firmware/kept_objects.py` keeps the
-kernels that tests of firmware share.
-"""
+"""Settings of all tests: a cache of their own, one thread, and what several folders share (see `helpers/`)."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ import functools
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +21,6 @@ from edgetrain.measure.record import RunFolder
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("EDGETRAIN_NO_SKIPS"):
     settings.load_profile("ci")
-
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("graph", "report", "firmware")]
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,7 +56,7 @@ def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def kept_profile(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A profile run: a real step, traced, with samples whose truth is known. `profile` is a copy that may change."""
-    from profiles import BATCH, prepared, profiled  # only where it is asked for: it takes seconds
+    from tests.helpers.profiles import BATCH, prepared, profiled  # only where it is asked for: it takes seconds
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -81,7 +72,7 @@ def profile(kept_profile: RunFolder, tmp_path: Path) -> RunFolder:
 @pytest.fixture(autouse=True, scope="session")
 def shared_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Firmware that a test runs is built from kernels that another test has compiled, where they are the same."""
-    from kept_objects import Store  # after the folder is within reach
+    from tests.helpers.kept_objects import Store
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgetrain.firmware.emulate.build", Store(tmp_path_factory.mktemp("objects")).build)

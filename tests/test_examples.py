@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Those of firmware need data and an emulator: tests/firmware/test_firmware_studies.py runs them.
+# Those of firmware need data and an emulator: tests/firmware/test_studies.py runs them.
 EXAMPLES = sorted(
     path for path in (Path(__file__).parent.parent / "examples").glob("*.py") if not path.name.startswith("firmware_")
 )

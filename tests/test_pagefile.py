@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import REAL, SIZES, Call, address, around, data, descriptor, got, put
 
 import edgetrain.pagefile as pagefile
 from edgetrain.pagefile import ALIGNED_BYTES, CHUNK_BYTES, Calls, PageFault, PageFile
+from tests.helpers.pages import REAL, SIZES, Call, address, around, data, descriptor, got, put
 
 # ---- what comes back
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import address, around, data, got, open_files, put
 
 import edgetrain.pagefile as pagefile
 from edgetrain.errors import UserError
 from edgetrain.pagefile import PREFIX, PageFault, PageFile
+from tests.helpers.pages import address, around, data, got, open_files, put
 
 # ---- the folder
 

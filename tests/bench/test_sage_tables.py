@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import sage, sage_tables
+from benchmarks.contenders import Case
 from edgetrain.errors import Infeasible
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import sage
-import sage_tables
-from contenders import Case
 
 CASE = Case("lenet", 16, "sgd")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Run, commands
 from rich.console import Console
 
 from edgetrain.cli.train import fitting, room, shown
 from edgetrain.measure.record import SCHEMA, RunFolder, new_record
 from edgetrain.run.trainer import Progress
+from tests.cli.commands import Run, commands
 
 COMMANDS = ("train", "plan", "export", "emulate", "graph", "models", "report", "demo")
 OWN_MODEL = """

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, commands, told
 
 from edgetrain.cli.devices import _amount, _binary
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import FOLDER, load, names
+from tests.cli.commands import Run, commands, told
 
 
 @pytest.fixture

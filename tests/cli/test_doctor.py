@@ -12,16 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Run, commands, told
 
 from edgetrain.errors import UserError
 from edgetrain.measure import calibration
 from edgetrain.measure.calibration import Calibration
 from edgetrain.measure.sensors.source import missing
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "measure/sensors"))
-
-from trees import closer, lay, write
+from tests.cli.commands import Run, commands, told
+from tests.measure.sensors.trees import closer, lay, write
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, commands
-from keyword_files import write_keywords
 
 from edgetrain.firmware import export as export_module
 from edgetrain.firmware import kernels
+from tests.cli.commands import Run, commands
+from tests.helpers.keyword_files import write_keywords
 
 NETS = """
 from torch import nn

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Ended, Run, commands
 
 from edgetrain.plan.micro_batches import MicroPlan
+from tests.cli.commands import Ended, Run, commands
 
 OWN = """
 from torch import nn

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Run, commands
 
 from edgetrain import Costs, Plan
 from edgetrain.cli.plan import _parts
 from edgetrain.cli.plan_study import _block, _short
 from edgetrain.plan.budget import show_bytes
+from tests.cli.commands import Run, commands
 
 DEEP = """
 from torch import nn

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from marks import needs_arena
-from plain import sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +24,8 @@ from edgetrain.ops import call
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.run.arena import foretell
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.marks import needs_arena
+from tests.helpers.plain import sgd
 
 
 def convolutional(channels: int = 6) -> nn.Module:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import edgetrain as et
+from benchmarks import phone_fit, phone_nets
 from edgetrain.costs.model import resident_bytes
 from edgetrain.devices.device import load
 from edgetrain.errors import UserError
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import phone_fit
-import phone_nets
 
 pytestmark = [
     pytest.mark.data,

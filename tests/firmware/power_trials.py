@@ -17,10 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from firmware_nets import Made
-
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import command, write_batches
+from tests.firmware.firmware_nets import Made
 
 CUT = 9  # the exit code of a trial whose power was cut
 COMMIT, LINE_BYTES, PAGE_BYTES = 0x20C0DE01, 64, 256

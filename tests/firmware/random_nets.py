@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from firmware_nets import Made, Net, Optimizers, adam, adamw, make, nesterov, plain_sgd, sgd
 from hypothesis import strategies as st
 from torch import nn
 
@@ -29,6 +28,7 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
 from edgetrain.firmware.references import FACTOR, WAYS_OF_SMALL_NETS, Batch, References
+from tests.firmware.firmware_nets import Made, Net, Optimizers, adam, adamw, make, nesterov, plain_sgd, sgd
 
 ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Tanh)
 OPTIMIZERS: tuple[Optimizers, ...] = (plain_sgd, sgd, nesterov, adam, adamw)

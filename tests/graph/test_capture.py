@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from interpret import Interpreter
-from nets import CASES, F64, Case
-from plain import bits, differing, run, sgd, towards_ramp, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.errors import UserError
+from tests.helpers.interpret import Interpreter
+from tests.helpers.nets import CASES, F64, Case
+from tests.helpers.plain import bits, differing, run, sgd, towards_ramp, training
 
 # Reads a tensor that is not the model's; asks for a gradient.
 NOT_PREDICTED = ("two closures", "gradient penalty")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from plain import Training, differing, relative_error, run, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +16,7 @@ from edgetrain.graph.fuse import NORM, NORM_BACKWARD, fuse_batch_norm, trains_un
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import verify
 from edgetrain.ops import norm
+from tests.helpers.plain import Training, differing, relative_error, run, sgd, training
 
 pytestmark = pytest.mark.skipif(not norm.available(), reason=str(norm.missing()))
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from ordinary import Case, case, layers, outcome
 from torch import nn
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 
 from edgetrain.errors import UserError
+from tests.helpers.ordinary import Case, case, layers, outcome
 
 # How many of the arguments that the list has for a module, from the first to the last.
 SAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain import sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
+from tests.helpers.plain import sgd
 
 LIMIT_S = 10
 DRAWN = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 5

@@ -29,9 +29,6 @@ from typing import Any
 
 import pytest
 import torch
-from marks import PLANNED_STEPS
-from paged import paged_plan, random_gaps, with_store
-from plain import OptimizerMaker, differing, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -44,6 +41,9 @@ from edgetrain.run import adaptive
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.recapture import Recapture
 from edgetrain.run.step import Step
+from tests.helpers.marks import PLANNED_STEPS
+from tests.helpers.paged import paged_plan, random_gaps, with_store
+from tests.helpers.plain import OptimizerMaker, differing, sgd, training
 
 pytestmark = PLANNED_STEPS
 PLACES = max(1, int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 6)

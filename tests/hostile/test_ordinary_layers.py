@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from ordinary import Case, case, layers, outcome
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import edgetrain as et
 from edgetrain.errors import Infeasible, UserError
+from tests.helpers.ordinary import Case, case, layers, outcome
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60"))
 SLOW = ("polygamma", "special.polygamma")  # minutes, in plain PyTorch

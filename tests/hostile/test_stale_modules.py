@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_stale_graphs import Case, Net, agrees, mean_square
+
+from tests.hostile.test_stale_graphs import Case, Net, agrees, mean_square
 
 NAME = "own_package"
 FILES = {

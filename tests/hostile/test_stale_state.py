@@ -54,13 +54,13 @@ import pytest
 import torch
 import torch.utils.checkpoint
 import yaml  # type: ignore[import-untyped]
-from test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
 from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import edgetrain as et
 from edgetrain.errors import UserError
 from edgetrain.graph import observe
+from tests.hostile.test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
 
 ELSEWHERE: list[Any] = []  # named by no code that is captured
 

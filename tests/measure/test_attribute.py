@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from synthetic import MS, Truth, truth
 
 from edgetrain.errors import UserError
 from edgetrain.measure.attribute import IDLE, Attribution, Ops, Windows, attribute, counted, gauged, windows_of
 from edgetrain.measure.sampler import Sampler
 from edgetrain.measure.samples import Series, read_samples
 from edgetrain.measure.sensors import Channel, find
+from tests.measure.synthetic import MS, Truth, truth
 
 SEEDS = range(20)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_sources import Fake
 
 from edgetrain.measure import batched_ticks
 from edgetrain.measure.batched_ticks import LONGEST_RUN_NS, possible
@@ -20,6 +19,7 @@ from edgetrain.measure.sensors import find
 from edgetrain.measure.sensors.process_time import ProcessClock
 from edgetrain.measure.sensors.source import Channel, Direct, Files, Number, Numbers, OpenFile, Source
 from edgetrain.native.ticks import load
+from tests.measure.fake_sources import Fake
 
 PERIOD_NS = 5_000_000
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_sources import Watts
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,6 +30,7 @@ from edgetrain.measure.sensors.source import Source
 from edgetrain.measure.timeline import load_timeline
 from edgetrain.report.embedded import held_bytes
 from edgetrain.run.step import Step
+from tests.measure.fake_sources import Watts
 
 STEPS = 20
 QUICK = Protocol(idle_s=0.3, rounds=1, most_warm_up=10)

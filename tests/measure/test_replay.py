@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import phone_energy
 from edgetrain.errors import UserError
 from edgetrain.measure.replay import read_clocks, read_trace, replay
 from edgetrain.measure.sensors.recording import Recording
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import phone_energy
 
 HEADER = ",stamp,processPid,VIRT,RES,SHR,cpuUsage,battery_current,battery_voltage,usb_current,usb_voltage\n"
 ROWS = (

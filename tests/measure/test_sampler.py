@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_sources import Fake, Loaded, Prints, Raises, Watts
 
 import edgetrain
 from edgetrain.errors import InternalError, UserError
@@ -21,6 +20,7 @@ from edgetrain.measure.sampler import Sampler
 from edgetrain.measure.samples import read_samples, read_summary
 from edgetrain.measure.sensors.process_time import ProcessClock
 from edgetrain.measure.sensors.source import Source
+from tests.measure.fake_sources import Fake, Loaded, Prints, Raises, Watts
 
 HERE = Path(__file__).parent
 

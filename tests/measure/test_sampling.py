@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_sources import Fake, FileNumber, Raises
 
 from edgetrain.measure.pacing import pace, slow_down
 from edgetrain.measure.samples import read_samples
@@ -33,6 +32,7 @@ from edgetrain.measure.sampling import (
 )
 from edgetrain.measure.sensors import process_time
 from edgetrain.measure.sensors.source import Channel, Source
+from tests.measure.fake_sources import Fake, FileNumber, Raises
 
 MS, S = 10**6, 10**9
 PERIOD = 10 * MS

@@ -18,11 +18,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import needs_arena
 from torch import Tensor
 
 from edgetrain.errors import InternalError
 from edgetrain.native.arena import Program, recorded, served, trim
+from tests.helpers.marks import needs_arena
 
 pytestmark = needs_arena
 ALIGNMENT = 64

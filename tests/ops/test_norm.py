@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from marks import needs_arena
-from plain import differing
 from torch import Tensor
 from torch.nn import functional as F
 
 from edgetrain.errors import InternalError
 from edgetrain.native import arena
 from edgetrain.ops import norm
+from tests.helpers.marks import needs_arena
+from tests.helpers.plain import differing
 
 pytestmark = pytest.mark.skipif(not norm.available(), reason=str(norm.missing()))
 aten = torch.ops.aten

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from plain import bits, relative_error
 from torch import Tensor, nn
 
 from edgetrain.ops import update
 from edgetrain.run.undo import Undo
+from tests.helpers.plain import bits, relative_error
 
 N_STEPS = 10
 ROUNDING = 1e-12

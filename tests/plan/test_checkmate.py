@@ -7,7 +7,6 @@ from functools import cache
 from itertools import combinations
 
 import pytest
-from problems import budget, check, extra_s, small
 
 from edgetrain.errors import UserError
 from edgetrain.plan.checkmate import Proven, checkmate
@@ -16,6 +15,7 @@ from edgetrain.plan.dtr import dtr
 from edgetrain.plan.fast import fast
 from edgetrain.plan.melon import melon
 from edgetrain.plan.problem import Problem
+from tests.plan.problems import budget, check, extra_s, small
 
 PARTS = (1.0, 0.95, 0.9, 0.85, 0.8)
 NEARLY_S = 1e-6

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, STEPS, check, check_order, extra_s, small
 
 from edgetrain.plan.chen import chen
 from edgetrain.plan.plan import Updates
+from tests.plan.problems import NETS, STEPS, check, check_order, extra_s, small
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import STEPS, budget, check_order, small
 
 from edgetrain.plan.dtr import Heuristic, dtr
 from edgetrain.plan.plan import Updates
+from tests.plan.problems import STEPS, budget, check_order, small
 
 HEURISTICS: tuple[Heuristic, ...] = ("dtr", "dtr_eq", "lru", "size")
 

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, STEPS, budget, check_order, extra_s, small
 
 from edgetrain.plan.fast import SCORES, ScoreName, fast, prepare
 from edgetrain.plan.plan import Updates
+from tests.plan.problems import NETS, STEPS, budget, check_order, extra_s, small
 
 
 @settings(max_examples=80, deadline=None)

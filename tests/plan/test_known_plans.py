@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from problems import NETS, budget, small
 
 import edgetrain as et
 from edgetrain.plan.known_plans import KnownPlans
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.problem import Problem
+from tests.plan.problems import NETS, budget, small
 
 PARTS = [1.2, *(part / 40 for part in range(40, 4, -1))]
 EVERY = {"optimal": 6, "fast": 2, "chen": 6, "dtr": 2, "melon": 4}

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import NETS, STEPS, budget, check, small
 
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run
@@ -19,6 +18,7 @@ from edgetrain.plan.layout import check as check_layout
 from edgetrain.plan.melon import Calibrated, Hoist, calibrate, melon, pool
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.problem import Problem, problem
+from tests.plan.problems import NETS, STEPS, budget, check, small
 
 # ---- the pool
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import get_args
 
 import pytest
-from problems import budget, check, extra_s, small
 
 from edgetrain.plan.checkmate import checkmate
 from edgetrain.plan.dtr import Heuristic, dtr
@@ -15,6 +14,7 @@ from edgetrain.plan.optimal import DEPTH, optimal
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.program import Formulation, Values, places_over
+from tests.plan.problems import budget, check, extra_s, small
 
 NETS = ("chain", "residual", "dropout", "attention")
 PARTS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)

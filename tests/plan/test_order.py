@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from problems import NETS, small
 from torch import nn
 
 import edgetrain as et
@@ -16,6 +15,7 @@ from edgetrain.plan.order import early_order
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
+from tests.plan.problems import NETS, small
 
 CHOICES: tuple[Updates, ...] = ("early", "guarded", "together")
 

@@ -10,10 +10,6 @@ import tempfile
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged import Disk, paged_plan, random_gaps, with_store
-from plain import bits, differing, run
-from test_plans_on_random_programs import fresh, learnt, made_up
-from test_random_programs import Instruction, instructions
 
 from edgetrain.costs.table import Store
 from edgetrain.errors import UserError
@@ -22,6 +18,10 @@ from edgetrain.plan.problem import problem
 from edgetrain.plan.timing import play
 from edgetrain.plan.validate import validate
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.paged import Disk, paged_plan, random_gaps, with_store
+from tests.helpers.plain import bits, differing, run
+from tests.plan.test_plans_on_random_programs import fresh, learnt, made_up
+from tests.plan.test_random_programs import Instruction, instructions
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 3
 

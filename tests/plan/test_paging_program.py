@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from problems import budget, check, small
 
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run, Store
@@ -19,6 +18,7 @@ from edgetrain.plan.paging_program import PagingFormulation
 from edgetrain.plan.plan import Item, PageIn, PageOut
 from edgetrain.plan.poet_as_published import Switches, instance, solve
 from edgetrain.plan.problem import Problem, problem
+from tests.plan.problems import budget, check, small
 
 NETS = ("chain", "residual", "dropout", "attention")
 IDLE_W, STORE_W, CPU_W = 0.5, 0.3, 2.0

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from plain import Snapshot, Training, bits, differing, run, sgd
-from test_random_programs import BATCH, WIDTH, Instruction, Program, instructions, loss
 
 import edgetrain as et
 from edgetrain.costs.table import WAYS, Costs, OpCost, Run
@@ -30,6 +28,8 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.program import Formulation
 from edgetrain.plan.validate import validate
 from edgetrain.run.compiled import LayoutMismatch
+from tests.helpers.plain import Snapshot, Training, bits, differing, run, sgd
+from tests.plan.test_random_programs import BATCH, WIDTH, Instruction, Program, instructions, loss
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 2
 SEARCH_S = 0.2

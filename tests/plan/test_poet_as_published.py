@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from poet_search import Rules, held, published, unbound
-from problems import budget, small
 from torch import nn
 
 import edgetrain as et
@@ -36,6 +34,8 @@ from edgetrain.plan.poet_as_published import (
 from edgetrain.plan.poet_check import check
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
+from tests.plan.poet_search import Rules, held, published, unbound
+from tests.plan.problems import budget, small
 
 NEARLY = 1e-6
 

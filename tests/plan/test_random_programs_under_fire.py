@@ -30,10 +30,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from marks import needs_arena
-from paged import Disk, paged_plan, random_gaps
-from plain import Training, bits, differing, sgd
-from test_random_programs import BATCH, WIDTH, Instruction, Program, instructions, loss
 
 import edgetrain as et
 from edgetrain.costs.measured import measure_costs
@@ -46,6 +42,10 @@ from edgetrain.run import adaptive
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.paging import Pages
 from edgetrain.run.step import PagingWarning, Step
+from tests.helpers.marks import needs_arena
+from tests.helpers.paged import Disk, paged_plan, random_gaps
+from tests.helpers.plain import Training, bits, differing, sgd
+from tests.plan.test_random_programs import BATCH, WIDTH, Instruction, Program, instructions, loss
 
 pytestmark = [
     needs_arena,

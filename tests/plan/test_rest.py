@@ -12,12 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged import paged_plan, random_gaps, with_store
-from plain import Snapshot, Training, bits, differing
-from problems import NETS, budget, small
-from test_plans_on_random_programs import fresh as fresh_program
-from test_plans_on_random_programs import learnt, made_up
-from test_random_programs import Instruction, instructions
 from torch import Tensor, nn
 
 from edgetrain.plan.fast import fast, prepare
@@ -29,6 +23,12 @@ from edgetrain.plan.sage import sage
 from edgetrain.plan.validate import validate
 from edgetrain.run.compile import Program, build, taken
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.paged import paged_plan, random_gaps, with_store
+from tests.helpers.plain import Snapshot, Training, bits, differing
+from tests.plan.problems import NETS, budget, small
+from tests.plan.test_plans_on_random_programs import fresh as fresh_program
+from tests.plan.test_plans_on_random_programs import learnt, made_up
+from tests.plan.test_random_programs import Instruction, instructions
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 6
 UPDATES: tuple[Updates, ...] = ("early", "guarded", "together")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import STEPS, budget, check_order, small
 
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.plan.fast import NoRoom, prepare
 from edgetrain.plan.micro_batches import TooSmall, number_of, within
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.sage import Sage, sage
+from tests.plan.problems import STEPS, budget, check_order, small
 
 
 @settings(max_examples=40, deadline=None)

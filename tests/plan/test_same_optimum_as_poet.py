@@ -28,8 +28,6 @@ from typing import Literal
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from made_steps import Shape, made_step
-from poet_search import Rules, held, ones
 
 import edgetrain as et
 from edgetrain.costs.table import Store
@@ -43,6 +41,8 @@ from edgetrain.plan.poet_as_published import Instance, Schedule, Solution, Switc
 from edgetrain.plan.poet_check import check
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
+from tests.plan.made_steps import Shape, made_step
+from tests.plan.poet_search import Rules, held, ones
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 5
 LIMIT_S = 60.0

@@ -8,8 +8,6 @@ from typing import cast
 
 import pytest
 import torch
-from paged import Gap, items, uses, widest_gaps, with_store
-from problems import small
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,6 +19,8 @@ from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
+from tests.helpers.paged import Gap, items, uses, widest_gaps, with_store
+from tests.plan.problems import small
 
 
 def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

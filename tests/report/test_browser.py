@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser, Page, started
-from profiles import EVIL, HOSTILE
 
 from edgetrain.measure.record import RunFolder
 from edgetrain.measure.timeline import WHEN_FILE
 from edgetrain.report.html import write_page
 from edgetrain.report.run import Run, load_run
+from tests.helpers.profiles import EVIL, HOSTILE
+from tests.report.browser import Browser, Page, started
 
 VIEW = "#run-0 .view[data-view=step]"
 STATE = f"(({{from, to, op}}) => [+from, +to, +op])(document.querySelector('{VIEW}').dataset)"

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, Page, started
 
 from edgetrain.measure.record import RunFolder
 from edgetrain.report.run import load_run
 from edgetrain.report.trace import write_trace
+from tests.report.browser import Browser, Page, started
 
 ENGINE = "app.appCtx.currentTrace?.engine"
 SLICES = """

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from profiles import HOSTILE
 
 from edgetrain.cli import main
 from edgetrain.errors import UserError
@@ -27,6 +26,7 @@ from edgetrain.report.html import write_page
 from edgetrain.report.profile import script
 from edgetrain.report.run import load_run
 from edgetrain.report.tables import as_json, write_csv
+from tests.helpers.profiles import HOSTILE
 
 
 def page(tmp_path: Path, *folders: RunFolder) -> str:

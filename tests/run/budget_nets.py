@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Recurrent
-from plain import OptimizerMaker, Snapshot, Training, bits, differing, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +17,8 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.nets import Recurrent
+from tests.helpers.plain import OptimizerMaker, Snapshot, Training, bits, differing, sgd, training
 
 PLAN_TIME_S = 0.25
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from plain import OptimizerMaker, Training, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,6 +13,7 @@ import edgetrain as et
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
+from tests.helpers.plain import OptimizerMaker, Training, sgd, training
 
 ROUNDING = 1e-11
 

@@ -13,16 +13,26 @@ from typing import Any
 
 import pytest
 import torch
-from marks import PLANNED_STEPS
-from moving_budget import BATCH, PLENTY, Moving, Trained, ask_before_every_op, copied, peaks, quarter_up, same
-from plain import bits
-from test_process_memory import cgroup
 
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.sensors.memory import Memory
 from edgetrain.native import arena
 from edgetrain.plan.process import RESERVE_BYTES
 from edgetrain.run import adaptive
+from tests.helpers.marks import PLANNED_STEPS
+from tests.helpers.moving_budget import (
+    BATCH,
+    PLENTY,
+    Moving,
+    Trained,
+    ask_before_every_op,
+    copied,
+    peaks,
+    quarter_up,
+    same,
+)
+from tests.helpers.plain import bits
+from tests.run.test_process_memory import cgroup
 
 pytestmark = PLANNED_STEPS
 

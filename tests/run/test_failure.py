@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty_kernels import Fault, Faults
-from plain import OptimizerMaker, Training, differing, relative_error, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +20,8 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.plan.plan import Compute, Updates
 from edgetrain.run.compile import Program, build
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.plain import OptimizerMaker, Training, differing, relative_error, training
+from tests.run.faulty_kernels import Fault, Faults
 
 ROUNDING = 1e-12
 
@@ -239,12 +239,12 @@ def test_without_the_check_such_numbers_pass_as_in_plain_pytorch() -> None:
 
 # ---- in a process of its own: Ctrl-C, and no memory left ----------------------------------------------------------
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 def child(script: str) -> dict[str, Any]:
     """The JSON that the script prints on its last line."""
-    head = f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent / 'graph')!r}]\n"
+    head = f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
         [sys.executable, "-c", head + script], capture_output=True, text=True, env=environment, timeout=120, check=False
@@ -259,8 +259,8 @@ import copy, json, os, random, signal, sys, threading, time
 import torch
 from torch import nn
 import edgetrain as et
-from plain import differing, towards_ramp, training
-from test_failure import everything, momentum
+from tests.helpers.plain import differing, towards_ramp, training
+from tests.run.test_failure import everything, momentum
 
 def interrupted(number, frame):
     raise KeyboardInterrupt
@@ -337,9 +337,9 @@ import torch
 from torch import nn
 import edgetrain as et
 from edgetrain.native import arena
-from plain import differing, towards_ramp, training
-from faulty_kernels import Faults
-from test_failure import amsgrad, everything
+from tests.helpers.plain import differing, towards_ramp, training
+from tests.run.faulty_kernels import Faults
+from tests.run.test_failure import amsgrad, everything
 
 arena.missing = lambda: "it is not wanted"
 # Blocks of 41 MB: malloc maps each of them on its own and gives it back, so none is left over to be used again.

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from budget_nets import (
+from torch import Tensor, nn
+
+import edgetrain as et
+from edgetrain.plan.keep_all import keep_all
+from edgetrain.run.compiled import CompiledStep
+from tests.helpers.marks import PLANNED_STEPS
+from tests.helpers.plain import OptimizerMaker, bits, differing, sgd, training
+from tests.run.budget_nets import (
     PLAN_TIME_S,
     adam,
     assert_account,
@@ -20,13 +27,6 @@ from budget_nets import (
     infeasible,
     three_steps,
 )
-from marks import PLANNED_STEPS
-from plain import OptimizerMaker, bits, differing, sgd, training
-from torch import Tensor, nn
-
-import edgetrain as et
-from edgetrain.plan.keep_all import keep_all
-from edgetrain.run.compiled import CompiledStep
 
 pytestmark = PLANNED_STEPS
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from plain import OptimizerMaker, Training, differing, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +19,7 @@ import edgetrain as et
 from edgetrain.errors import InternalError
 from edgetrain.plan.plan import Updates
 from edgetrain.run.memory import allocated_peak
+from tests.helpers.plain import OptimizerMaker, Training, differing, sgd, training
 
 
 class Net(nn.Module):

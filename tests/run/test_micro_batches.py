@@ -11,24 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty_kernels import Fault, Faults
-from marks import needs_arena
-from micro_nets import (
-    NETS,
-    ROUNDING,
-    accumulated_step,
-    adam,
-    batch_of,
-    cross_entropy,
-    deep_batch,
-    deep_work,
-    micro,
-    plan_of,
-    prepared,
-    work_of,
-)
-from nets import CASES
-from plain import OptimizerMaker, Training, differing, relative_error, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,6 +24,24 @@ from edgetrain.plan.micro_batches import MicroPlan, counts, sizes_of
 from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.validate import validate
+from tests.helpers.marks import needs_arena
+from tests.helpers.nets import CASES
+from tests.helpers.plain import OptimizerMaker, Training, differing, relative_error, sgd, training
+from tests.run.faulty_kernels import Fault, Faults
+from tests.run.micro_nets import (
+    NETS,
+    ROUNDING,
+    accumulated_step,
+    adam,
+    batch_of,
+    cross_entropy,
+    deep_batch,
+    deep_work,
+    micro,
+    plan_of,
+    prepared,
+    work_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_cache", "one_round")
 

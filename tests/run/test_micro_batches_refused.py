@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from micro_nets import (
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgetrain.errors import Infeasible, UserError
+from edgetrain.plan.micro_batches import MicroPlan
+from tests.helpers.plain import differing, relative_error, training
+from tests.run.micro_nets import (
     ROUNDING,
     accumulated_step,
     batch_of,
@@ -18,12 +24,6 @@ from micro_nets import (
     tokens,
     work_of,
 )
-from plain import differing, relative_error, training
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from edgetrain.errors import Infeasible, UserError
-from edgetrain.plan.micro_batches import MicroPlan
 
 pytestmark = pytest.mark.usefixtures("one_cache", "one_round")
 

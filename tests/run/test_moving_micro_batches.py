@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from marks import PLANNED_STEPS
-from moving_budget import PLENTY, Moving, ask_before_every_op, peaks, quarter_up, same
-from plain import bits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +14,9 @@ import edgetrain as et
 from edgetrain.errors import Infeasible
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.run.step import Step
+from tests.helpers.marks import PLANNED_STEPS
+from tests.helpers.moving_budget import PLENTY, Moving, ask_before_every_op, peaks, quarter_up, same
+from tests.helpers.plain import bits
 
 pytestmark = PLANNED_STEPS
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from paged import Disk, Gap, items, paged_plan, widest_gaps, with_store
-from plain import OptimizerMaker, Snapshot, Training, differing, training
 from torch import Tensor, nn
 
 import edgetrain as et
@@ -31,6 +29,8 @@ from edgetrain.run import adaptive
 from edgetrain.run.adaptive import BudgetWatch
 from edgetrain.run.compile import Program, build
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.paged import Disk, Gap, items, paged_plan, widest_gaps, with_store
+from tests.helpers.plain import OptimizerMaker, Snapshot, Training, differing, training
 
 UPDATES: tuple[Updates, ...] = ("early", "guarded", "together")
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from nets import CASES, Case
-from plain import Loss, OptimizerMaker, Training, bits, differing, relative_error, run, sgd, towards_ramp, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +23,19 @@ from edgetrain.graph.capture import capture_with_externals
 from edgetrain.ops import norm
 from edgetrain.plan.plan import Updates
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.nets import CASES, Case
+from tests.helpers.plain import (
+    Loss,
+    OptimizerMaker,
+    Training,
+    bits,
+    differing,
+    relative_error,
+    run,
+    sgd,
+    towards_ramp,
+    training,
+)
 
 F64 = torch.float64
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from marks import needs_arena
-from plain import Training, relative_error, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +15,8 @@ from edgetrain.errors import Infeasible
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
+from tests.helpers.marks import needs_arena
+from tests.helpers.plain import Training, relative_error, sgd, training
 
 pytestmark = pytest.mark.usefixtures("one_cache", "one_round")
 N = 120

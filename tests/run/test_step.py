@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from marks import needs_arena
-from plain import Loss, OptimizerMaker, Training, differing, relative_error, sgd, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.errors import UserError
 from edgetrain.run.step import MOST_VARIANTS
+from tests.helpers.marks import needs_arena
+from tests.helpers.plain import Loss, OptimizerMaker, Training, differing, relative_error, sgd, training
 
 ROUNDING = 1e-12
 

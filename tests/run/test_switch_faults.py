@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from marks import PLANNED_STEPS
-from moving_budget import PLENTY, Moving, Trained, ask_before_every_op, copied, quarter_up, same
-from plain import bits
 
 from edgetrain.native import arena
 from edgetrain.plan.fast import Walk
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.step import BudgetWarning, Step
+from tests.helpers.marks import PLANNED_STEPS
+from tests.helpers.moving_budget import PLENTY, Moving, Trained, ask_before_every_op, copied, quarter_up, same
+from tests.helpers.plain import bits
 
 pytestmark = PLANNED_STEPS
 FALL_AT = 45  # the ask at which the budget falls: in the backward pass, after some updates

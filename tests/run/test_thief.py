@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marks import needs_arena
-from test_adaptive import set_limit, wait_for
-from test_process_memory import cgroup
+
+from tests.helpers.marks import needs_arena
+from tests.run.test_adaptive import set_limit, wait_for
+from tests.run.test_process_memory import cgroup
 
 pytestmark = needs_arena
 MB = 1_000_000

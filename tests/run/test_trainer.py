@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from marks import needs_arena
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -33,6 +32,7 @@ from edgetrain.measure.record import RunFolder, Status, Value, new_record
 from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.learning_rate import Schedule
 from edgetrain.run.trainer import Progress, Step, TrainConfig, Trainer, TrainResult, sample_numbers
+from tests.helpers.marks import needs_arena
 
 CONFIG = TrainConfig(epochs=3, batch=8, lr=0.01, schedule="cosine", warmup_steps=4, checkpoint_every_steps=4)
 TIMED = {"samples_per_s", "memory_bytes"}
@@ -460,8 +460,8 @@ def test_settings_out_of_range(setting: dict[str, Any]) -> None:
 
 
 def start(folder: Path, mode: str) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, __file__, str(folder), mode]
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", __name__, str(folder), mode]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths})
 
 

@@ -8,20 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from budget_nets import (
-    PLAN_TIME_S,
-    adam,
-    assert_account,
-    assert_same,
-    batches_of,
-    by_hand,
-    infeasible,
-    three_steps,
-    work_of,
-)
-from marks import PLANNED_STEPS
-from nets import CASES, Case
-from plain import OptimizerMaker, Snapshot, bits, differing, relative_error, run, sgd, training
 from torch import Tensor
 
 import edgetrain as et
@@ -35,6 +21,20 @@ from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run.compiled import CompiledStep
+from tests.helpers.marks import PLANNED_STEPS
+from tests.helpers.nets import CASES, Case
+from tests.helpers.plain import OptimizerMaker, Snapshot, bits, differing, relative_error, run, sgd, training
+from tests.run.budget_nets import (
+    PLAN_TIME_S,
+    adam,
+    assert_account,
+    assert_same,
+    batches_of,
+    by_hand,
+    infeasible,
+    three_steps,
+    work_of,
+)
 
 pytestmark = PLANNED_STEPS
 SWEPT = [

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from trees import NAMES, PID, closer, files, lay, remove, values, write
 
 import edgetrain
 from edgetrain.measure.sensors import Finding, Source, find
 from edgetrain.measure.sensors.source import Counter, outermost
+from tests.measure.sensors.trees import NAMES, PID, closer, files, lay, remove, values, write
 
 GARBAGE = ("", "\n", "garbage\n", "-\n", "12 34 56 78\n", "0x1f\n", "1e400\n", "nan\n", "9" * 400 + "\n", "\x00\xff\n")
 

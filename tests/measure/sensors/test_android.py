@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from trees import lay, values, write
 
 from edgetrain.errors import UserError
 from edgetrain.measure.sensors import android, find
 from edgetrain.measure.sensors.android import Phone
 from edgetrain.measure.sensors.recording import FORMAT, Recording, Stage, parse
+from tests.measure.sensors.trees import lay, values, write
 
 # Everything of the phone's own folder is in $PHONE_TMP here; what adb does beyond that is not needed.
 ADB = """#!/bin/sh

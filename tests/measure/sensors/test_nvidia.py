@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trees import values
 
 from edgetrain.measure.sensors import nvidia
+from tests.measure.sensors.trees import values
 
 NOT_SUPPORTED = 3
 

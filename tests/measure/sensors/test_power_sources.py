@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trees import PID, closer, lay, source, values, write
 
 from edgetrain.measure.sensors import Finding, find, gives_power
+from tests.measure.sensors.trees import PID, closer, lay, source, values, write
 
 RANGE_UJ = 262143328850
 

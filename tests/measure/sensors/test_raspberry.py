@@ -6,10 +6,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from trees import lay, source, values, write
 
 from edgetrain.measure.sensors import gencmd, rpi_pmic, rpi_throttled
 from edgetrain.measure.sensors.gencmd import Firmware
+from tests.measure.sensors.trees import lay, source, values, write
 
 ADC = """     3V7_WL_SW_A current(0)=0.09368224A
        3V3_SYS_A current(1)=0.07124816A

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trees import PID, files, lay, remove, source, values, write
 
 from edgetrain.measure.sensors import find
 from edgetrain.measure.sensors.source import OpenFile
+from tests.measure.sensors.trees import PID, files, lay, remove, source, values, write
 
 
 def test_process_time_is_the_sum_of_its_threads_and_keeps_those_that_ended(tmp_path: Path) -> None:

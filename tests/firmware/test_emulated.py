@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from firmware_nets import NETS, Made, Net, adam, make, plain_sgd, sgd
 from torch import nn
 
 from edgetrain.errors import UserError
@@ -21,6 +20,7 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import FirmwareFailed, Run, command, run_firmware, write_batches
 from edgetrain.firmware.references import References
+from tests.firmware.firmware_nets import NETS, Made, Net, adam, make, plain_sgd, sgd
 
 missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from plain import Snapshot, Training, differing, relative_error
 from torch import Tensor, nn
 from torch.utils import _pytree
 
 import edgetrain as et
 from edgetrain.errors import Infeasible, UserError
+from tests.helpers.plain import Snapshot, Training, differing, relative_error
 
 STEPS = 2
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

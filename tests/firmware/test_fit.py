@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from firmware_nets import NETS, Net, adam, plain_sgd, sgd
 from torch import nn
 
 import edgetrain as et
@@ -31,6 +30,7 @@ from edgetrain.firmware.target import Target, keep, load_target, place
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import broken_rules
 from edgetrain.plan.validate import validate
+from tests.firmware.firmware_nets import NETS, Net, adam, plain_sgd, sgd
 
 LENET = NETS["lenet"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from keyword_files import KEYWORDS
-from keyword_files import write_keywords as write
 
 from edgetrain.errors import UserError
 from edgetrain.zoo import datasets
 from edgetrain.zoo.datasets import bearings
+from tests.helpers.keyword_files import KEYWORDS
+from tests.helpers.keyword_files import write_keywords as write
 
 
 def test_keywords_are_read_and_a_quarter_of_each_class_is_held_out(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from plain import bits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.run import adaptive
 from edgetrain.run.step import Step
+from tests.helpers.plain import bits
 
 PLENTY = 10**12
 

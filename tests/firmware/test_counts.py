@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from firmware_nets import NETS, Made, make, plain_sgd
 
+from benchmarks import firmware as benchmark
 from edgetrain.errors import InternalError
 from edgetrain.firmware.emulate import run_firmware
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import firmware as benchmark
+from tests.firmware.firmware_nets import NETS, Made, make, plain_sgd
 
 missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")

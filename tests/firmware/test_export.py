@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from firmware_nets import NETS, Made, Net, cross_entropy, make, plain_sgd, sgd
 from torch import nn
 
 import edgetrain as et
@@ -20,6 +19,7 @@ from edgetrain.firmware.build import load_project
 from edgetrain.firmware.emulate import FirmwareFailed, run_firmware
 from edgetrain.firmware.target import load_target, place, target_names
 from edgetrain.graph.ir import Graph
+from tests.firmware.firmware_nets import NETS, Made, Net, cross_entropy, make, plain_sgd, sgd
 
 
 @pytest.fixture(scope="module")

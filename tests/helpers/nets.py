@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from plain import Loss, towards_ramp
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+
+from tests.helpers.plain import Loss, towards_ramp
 
 F64 = torch.float64
 

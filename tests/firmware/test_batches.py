@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from firmware_nets import NETS, make, plain_sgd
 
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import command, write_batches
+from tests.firmware.firmware_nets import NETS, make, plain_sgd
 
 HEADER, IMAGES, LABELS = 16, 4 * 12 * 4, 4 * 4  # bytes: of the header, and of each part of a batch
 BATCH = IMAGES + LABELS

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_nets
-from firmware_nets import Made, Net, Optimizers, make, plain_sgd, sgd
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_nets import OPTIMIZERS, check, nets
 from torch import nn
 
 from edgetrain.firmware.emulate import FirmwareFailed
 from edgetrain.firmware.parity import WrongNumbers
+from tests.firmware import random_nets
+from tests.firmware.firmware_nets import Made, Net, Optimizers, make, plain_sgd, sgd
+from tests.firmware.random_nets import OPTIMIZERS, check, nets
 
 # What fails is not made smaller: each example is a build.
 many = settings(

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from firmware_nets import NETS, Made, adam, make, sgd
-from power_trials import Trial, first_wrong, killed_at_random, trial, uninterrupted
 
 from edgetrain.devices.device import FOLDER
 from edgetrain.errors import UserError
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import command, run_firmware, write_batches
 from edgetrain.firmware.target import load_target
+from tests.firmware.firmware_nets import NETS, Made, adam, make, sgd
+from tests.firmware.power_trials import Trial, first_wrong, killed_at_random, trial, uninterrupted
 
 STEPS = 30
 emulated = pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from firmware_nets import Net, make
 from torch import nn
 
 from edgetrain.firmware.emulate import run_firmware
 from edgetrain.zoo import datasets
+from tests.firmware.firmware_nets import Net, make
 
 pytestmark = [
     pytest.mark.data,

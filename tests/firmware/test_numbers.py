@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from firmware_nets import (
+from torch import nn
+
+import edgetrain as et
+from edgetrain.firmware import parity
+from edgetrain.firmware.emulate import run_firmware
+from edgetrain.firmware.kernels import FOLDER
+from edgetrain.firmware.references import References
+from edgetrain.graph.ir import Graph
+from edgetrain.plan.plan import Plan
+from tests.firmware.firmware_nets import (
     NETS,
     Made,
     Net,
@@ -26,15 +35,6 @@ from firmware_nets import (
     sgd,
     slow_sgd,
 )
-from torch import nn
-
-import edgetrain as et
-from edgetrain.firmware import parity
-from edgetrain.firmware.emulate import run_firmware
-from edgetrain.firmware.kernels import FOLDER
-from edgetrain.firmware.references import References
-from edgetrain.graph.ir import Graph
-from edgetrain.plan.plan import Plan
 
 
 # Steps after which every gradient and every tensor is compared; benchmarks/firmware_numbers.py does 100 for all.

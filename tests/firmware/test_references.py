@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from firmware_nets import NETS, adam, plain_sgd
 from torch import nn
 
 from edgetrain.errors import InternalError
 from edgetrain.firmware.references import WAYS, References, Way
 from edgetrain.firmware.sides import Seen, Sided
+from tests.firmware.firmware_nets import NETS, adam, plain_sgd
 
 ROUNDING = 1e-3  # more than float32 makes of its rounding in these nets, less than a mistake would
 

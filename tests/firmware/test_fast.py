@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from firmware_nets import NETS, Made, Net, Optimizers, adam, make, nesterov, plain_sgd, sgd
 from torch import nn
 
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, build
 from edgetrain.firmware.emulate import FirmwareFailed, Run, run_firmware
+from tests.firmware.firmware_nets import NETS, Made, Net, Optimizers, adam, make, nesterov, plain_sgd, sgd
 
 BESIDES_BYTES = 2_000_000  # what the program may take beside arena and weights
 

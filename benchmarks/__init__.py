@@ -1,0 +1,1 @@
+"""Scripts that measure, run as `python -m benchmarks.NAME`, and what they share. Their kept results are in results/."""
