@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from benchmarks.contenders import RESULTS, about
-from edgetrain.graph.capture import capture_with_externals
+from edgetrain.graph.capture.training import capture_with_externals
 from edgetrain.zoo import registry
 
 CAPTURES = 5

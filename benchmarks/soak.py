@@ -32,7 +32,7 @@ TESTS = (
     "tests/plan/test_random_programs_under_fire.py",
     "tests/plan/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
-    "tests/graph/test_module_db.py",
+    "tests/graph/capture/test_module_db.py",
     "tests/firmware/test_random_nets.py",
     *sorted(f"tests/hostile/{file.name}" for file in (ROOT / "tests/hostile").glob("test_*.py")),
 )

@@ -21,7 +21,7 @@ from edgetrain.devices.device import Device
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
 from edgetrain.firmware.export import Project, export
 from edgetrain.firmware.lower import lower_for_firmware
-from edgetrain.graph.capture import capture, capture_inference
+from edgetrain.graph.capture.training import capture, capture_inference
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import verify
 from edgetrain.measure.profile import Profile, profile

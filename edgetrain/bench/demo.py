@@ -34,7 +34,7 @@ from torch import nn
 from edgetrain import zoo
 from edgetrain.errors import InternalError
 from edgetrain.files import write_atomic
-from edgetrain.graph.capture import capture
+from edgetrain.graph.capture.training import capture
 from edgetrain.interrupts import not_for_children
 from edgetrain.measure.profile import profile
 from edgetrain.measure.protocol import Protocol

@@ -11,7 +11,7 @@ from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer
 from edgetrain.cli.options import Batch, Classes, Side, Width, one_of
 from edgetrain.cli.output import Json, notes, print_json
-from edgetrain.graph.capture import capture, capture_inference
+from edgetrain.graph.capture.training import capture, capture_inference
 from edgetrain.graph.ir import Graph, to_json
 from edgetrain.graph.show import show, summary
 

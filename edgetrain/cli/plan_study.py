@@ -20,8 +20,8 @@ from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.firmware.planned import FirmwareStep
-from edgetrain.graph.accumulate import accumulators
 from edgetrain.graph.ir import Graph, Op, Role
+from edgetrain.graph.rewrite.accumulate import accumulators
 from edgetrain.measure.picture import Curve, Frontier, Instant, Picture, Point, Table
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.lifetimes import timeline

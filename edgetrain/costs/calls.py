@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from edgetrain.costs.table import Way
-from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
+from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import replay

@@ -31,8 +31,8 @@ from edgetrain.costs import calls
 from edgetrain.costs.store import measure_store
 from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
+from edgetrain.graph.capture.modes import Surroundings
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
-from edgetrain.graph.modes import Surroundings
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena, malloc, reports
 from edgetrain.native.signals import raised_by_handler

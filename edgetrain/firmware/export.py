@@ -40,8 +40,8 @@ from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
 from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.firmware.target import Kept, Placed, Target, keep, load_target, place
-from edgetrain.graph import optimizers
-from edgetrain.graph.capture import capture_inference
+from edgetrain.graph.capture import optimizers
+from edgetrain.graph.capture.training import capture_inference
 from edgetrain.graph.ir import Graph, Source
 from edgetrain.ops import update
 from edgetrain.plan.keep_all import keep_all

@@ -21,8 +21,8 @@ from edgetrain.firmware.arena import arena_of
 from edgetrain.firmware.instructions import firmware_costs
 from edgetrain.firmware.lowering import WORD_BYTES, live_ops
 from edgetrain.firmware.target import OWN_BYTES, Target, keep, paged_bytes
-from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
+from edgetrain.graph.rewrite.fuse import compact
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all

@@ -46,8 +46,8 @@ from edgetrain.firmware.lowering import (
     nhwc,
     same_in_memory,
 )
-from edgetrain.graph.fuse import fuse_batch_norm
 from edgetrain.graph.ir import Graph, Op, Ref, Value
+from edgetrain.graph.rewrite.fuse import fuse_batch_norm
 from edgetrain.graph.verify import verify
 
 RULES = Rules()

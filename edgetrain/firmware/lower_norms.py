@@ -1,6 +1,6 @@
 """Rules for batch norm, trained and frozen, and group norm.
 
-In:  PyTorch's norms, and those that `graph/fuse.py` has joined with their activation. Out: ops of firmware.
+In:  PyTorch's norms, and those that `graph/rewrite/fuse.py` has joined with their activation. Out: ops of firmware.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.firmware.instead import LAYERS, instead
-from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
+from edgetrain.graph.rewrite.fuse import compact
 
 ABOUT = "firmware"  # the key in `Graph.about` by which a lowered graph is known
 WORD_BYTES = 4

@@ -23,7 +23,7 @@ from edgetrain.firmware.fit import plan_for
 from edgetrain.firmware.instructions import firmware_costs
 from edgetrain.firmware.lower import lower_for_firmware
 from edgetrain.firmware.target import Target
-from edgetrain.graph.capture import capture
+from edgetrain.graph.capture.training import capture
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.budget import Budget
 from edgetrain.plan.plan import Plan

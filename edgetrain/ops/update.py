@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeGuard
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.graph import optimizers
-from edgetrain.graph.accumulate import ACCUMULATE
+from edgetrain.graph.capture import optimizers
 from edgetrain.graph.ir import Graph
+from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native.surely import at_once
 from edgetrain.ranges import Range, shown
 

@@ -1,6 +1,6 @@
 """Plans of a step that takes its batch in micro-batches.
 
-In:  the graphs of its micro-batches (graph/accumulate.py), what their ops cost, a budget.
+In:  the graphs of its micro-batches (graph/rewrite/accumulate.py), what their ops cost, a budget.
 Out: `MicroPlan`: a plan for each of the graphs, under the same budget, and what they come to together.
 
     bytes  │ parameters, state, accumulators, the whole batch, copies to take the step back      the same all the time

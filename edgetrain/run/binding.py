@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from edgetrain.errors import UserError
-from edgetrain.graph import optimizers
-from edgetrain.graph.accumulate import ACCUMULATE
+from edgetrain.graph.capture import optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
+from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.ops import update
 from edgetrain.run.undo import Undo
 

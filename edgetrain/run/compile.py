@@ -45,8 +45,8 @@ from typing import Any
 import torch
 
 from edgetrain.errors import InternalError
-from edgetrain.graph.accumulate import ACCUMULATE
 from edgetrain.graph.ir import Graph, Op, Ref, Value
+from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay

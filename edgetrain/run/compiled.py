@@ -22,10 +22,10 @@ from torch import nn
 from edgetrain.arguments import checked
 from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph import foretold, optimizers
-from edgetrain.graph.accumulate import accumulates_only
-from edgetrain.graph.batches import other_type, place_of
+from edgetrain.graph.capture import foretold, optimizers
+from edgetrain.graph.capture.batches import other_type, place_of
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
+from edgetrain.graph.rewrite.accumulate import accumulates_only
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
 from edgetrain.native.surely import surely

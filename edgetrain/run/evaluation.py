@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from edgetrain.graph.modes import Surroundings, evaluating
+from edgetrain.graph.capture.modes import Surroundings, evaluating
 from edgetrain.native.surely import surely
 from edgetrain.run.arena import from_arena
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgetrain.graph.capture import MemoryFormat
-from edgetrain.graph.optimizers import kind_of, rounds
-from edgetrain.graph.reach import holds_many_plain, is_a
+from edgetrain.graph.capture.optimizers import kind_of, rounds
+from edgetrain.graph.capture.reach import holds_many_plain, is_a
+from edgetrain.graph.capture.training import MemoryFormat
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.plan.plan import Exact
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from edgetrain.graph import optimizers
+from edgetrain.graph.capture import optimizers
 
 _stepped: WeakSet[torch.optim.Optimizer] = WeakSet()
 _warned: WeakSet[torch.optim.Optimizer] = WeakSet()

@@ -24,11 +24,11 @@ from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.by_value import rounds_otherwise
-from edgetrain.graph.capture import ONE_AT_A_TIME, Captured, MemoryFormat, capture_with_externals
-from edgetrain.graph.fuse import fuse_batch_norm, trains_unfused
+from edgetrain.graph.capture.modes import Surroundings
+from edgetrain.graph.capture.training import ONE_AT_A_TIME, Captured, MemoryFormat, capture_with_externals
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
-from edgetrain.graph.modes import Surroundings
+from edgetrain.graph.rewrite.fuse import fuse_batch_norm, trains_unfused
 from edgetrain.native import arena
 from edgetrain.native.surely import surely
 from edgetrain.ops import norm

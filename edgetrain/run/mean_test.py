@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgetrain.graph import batches
-from edgetrain.graph.modes import Surroundings
+from edgetrain.graph.capture import batches
+from edgetrain.graph.capture.modes import Surroundings
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
 from edgetrain.run.checkpoint import rng_preserved

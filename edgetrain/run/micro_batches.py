@@ -27,11 +27,11 @@ from edgetrain import child
 from edgetrain.costs.table import Costs
 from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserError
 from edgetrain.graph import mean_loss
-from edgetrain.graph.accumulate import accumulating, accumulators, clipping, ending
-from edgetrain.graph.batches import changed, sames
-from edgetrain.graph.capture import Captured
+from edgetrain.graph.capture.batches import changed, sames
+from edgetrain.graph.capture.training import Captured
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
+from edgetrain.graph.rewrite.accumulate import accumulating, accumulators, clipping, ending
 from edgetrain.native import arena
 from edgetrain.native.signals import HeldSignals, raised_by_handler
 from edgetrain.native.surely import surely

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from edgetrain.errors import UserError
-from edgetrain.graph.capture import Unused
+from edgetrain.graph.capture.training import Unused
 from edgetrain.graph.mean_loss import has_samples
 from edgetrain.plan.micro_batches import Number, number_of
 from edgetrain.plan.planning import check_planner

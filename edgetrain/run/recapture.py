@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 
 from edgetrain.errors import UserError
-from edgetrain.graph import foretold
-from edgetrain.graph.capture import Captured
+from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture.training import Captured
 
 FREE_S = 0.5
 MAX_SHARE = 0.01

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgetrain.graph.watch import Watch
+from edgetrain.graph.capture.watch import Watch
 from edgetrain.run.adaptive import BudgetWatch
 from edgetrain.run.binding import Binding
 from edgetrain.run.making import Variant

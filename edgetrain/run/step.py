@@ -5,10 +5,10 @@ Out: the loss as a detached 0-d tensor. After a call, parameters, buffers and op
      would hold. A call that raises has changed nothing; one that is interrupted (Ctrl-C) has changed nothing or all,
      and `Step.count` tells which.
 
-What a capture read is compared before each call (graph/watch.py): the layout of the batch, attributes and classes of
-the modules, variables of the loss, the parameters of the optimizer. When something has changed the step is captured
-again; the last, smaller batch of an epoch is such a case. What no look at Python's objects can see is met by a net:
-after 2, 4, 8, … steps the step is captured again over fake tensors, and must be the same.
+What a capture read is compared before each call (graph/capture/watch.py): the layout of the batch, attributes and
+classes of the modules, variables of the loss, the parameters of the optimizer. When something has changed the step is
+captured again; the last, smaller batch of an epoch is such a case. What no look at Python's objects can see is
+met by a net: after 2, 4, 8, … steps the step is captured again over fake tensors, and must be the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch import nn
 from edgetrain.arguments import checked
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
-from edgetrain.graph import optimizers
-from edgetrain.graph.batches import check_model, sames
-from edgetrain.graph.capture import Captured, Unused, check_example
+from edgetrain.graph.capture import optimizers
+from edgetrain.graph.capture.batches import check_model, sames
+from edgetrain.graph.capture.modes import Surroundings, evaluating
+from edgetrain.graph.capture.settings import settings
+from edgetrain.graph.capture.training import Captured, Unused, check_example
 from edgetrain.graph.ir import Graph
-from edgetrain.graph.modes import Surroundings, evaluating
-from edgetrain.graph.settings import settings
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.native.onednn import limit_kernels
 from edgetrain.native.surely import surely

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgetrain.closest import closest
 from edgetrain.errors import UserError
-from edgetrain.graph.modes import evaluating
+from edgetrain.graph.capture.modes import evaluating
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.ranges import BATCH, shown
 from edgetrain.zoo.models.alexnet import alexnet

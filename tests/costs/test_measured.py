@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import edgetrain as et
 from edgetrain.costs import calls, measured
 from edgetrain.errors import UserError
-from edgetrain.graph.fuse import fuse_batch_norm
 from edgetrain.graph.ir import Graph
+from edgetrain.graph.rewrite.fuse import fuse_batch_norm
 from edgetrain.native import arena
 from edgetrain.ops import call
 from edgetrain.plan.keep_all import keep_all

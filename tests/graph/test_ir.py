@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import UserError
-from edgetrain.graph.capture import capture, capture_inference
+from edgetrain.graph.capture.training import capture, capture_inference
 from edgetrain.graph.ir import Graph, Op, Ref, from_json, to_json
 from edgetrain.graph.show import show, summary
 

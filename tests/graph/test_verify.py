@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import InternalError
-from edgetrain.graph.capture import capture
+from edgetrain.graph.capture.training import capture
 from edgetrain.graph.ir import Graph, Op, Ref, Source
 from edgetrain.graph.verify import verify
 

@@ -59,7 +59,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 import edgetrain as et
 from edgetrain.errors import UserError
-from edgetrain.graph import observe
+from edgetrain.graph.capture import observe
 from tests.hostile.test_stale_graphs import Case, Net, Plain, Reading, X, agrees, in_the_model, item, mean_square
 
 ELSEWHERE: list[Any] = []  # named by no code that is captured

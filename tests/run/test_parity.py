@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain import zoo
-from edgetrain.graph import foretold
-from edgetrain.graph.capture import capture_with_externals
+from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture.training import capture_with_externals
 from edgetrain.ops import norm
 from edgetrain.plan.plan import Updates
 from edgetrain.run.compiled import CompiledStep

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import edgetrain as et
-from edgetrain.graph import foretold
+from edgetrain.graph.capture import foretold
 from edgetrain.run import recapture
 from edgetrain.run.recapture import Recapture
 

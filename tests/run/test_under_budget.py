@@ -14,7 +14,7 @@ import edgetrain as et
 from edgetrain import child
 from edgetrain.costs.table import Costs, OpCost, Run
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.graph.capture import capture_with_externals
+from edgetrain.graph.capture.training import capture_with_externals
 from edgetrain.graph.ir import Graph
 from edgetrain.ops import norm
 from edgetrain.plan.plan import Plan, Updates

@@ -39,8 +39,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
-from edgetrain.graph.installed import installed
-from edgetrain.graph.observe import ANY_MODULE, Observed, code_of, imported_by, names_in
+from edgetrain.graph.capture.installed import installed
+from edgetrain.graph.capture.observe import ANY_MODULE, Observed, code_of, imported_by, names_in
 from edgetrain.native.signals import raised_by_handler
 
 Trail = list[tuple[Any, ...]]

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgetrain.graph.fuse import compact
 from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Source, Storage, Tensor, Value
+from edgetrain.graph.rewrite.fuse import compact
 from edgetrain.graph.verify import verify
 
 ACCUMULATE = "edgetrain.accumulate.update"

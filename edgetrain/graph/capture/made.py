@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from edgetrain.graph.record import RawCall, RawRef, Recording, refs_in
-from edgetrain.graph.restore import Before
+from edgetrain.graph.capture.record import RawCall, RawRef, Recording, refs_in
+from edgetrain.graph.capture.restore import Before
 
 Realise = Callable[[torch.Tensor], torch.Tensor]
 

@@ -29,9 +29,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
-from edgetrain.graph.counters import Place, text_of
-from edgetrain.graph.observe import Observed
-from edgetrain.graph.reach import (
+from edgetrain.graph.capture.counters import Place, text_of
+from edgetrain.graph.capture.observe import Observed
+from edgetrain.graph.capture.reach import (
     C_DATA,
     LARGE_BYTES,
     PLAIN,
@@ -50,7 +50,7 @@ from edgetrain.graph.reach import (
     slots_of,
     state_of,
 )
-from edgetrain.graph.record import place_in_memory
+from edgetrain.graph.capture.record import place_in_memory
 
 _MISSING = object()
 

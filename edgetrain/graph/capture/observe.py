@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 
-from edgetrain.graph.files import Opened, Stamp, moves, opened, stop_noting
-from edgetrain.graph.installed import installed
+from edgetrain.graph.capture.files import Opened, Stamp, moves, opened, stop_noting
+from edgetrain.graph.capture.installed import installed
 
 _OWN = str(Path(__file__).parent)
 _TRACING = ("torch._library", "torch._subclasses", "torch._ops", "torch.utils._python_dispatch")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgetrain.graph import foretold
-from edgetrain.graph.capture import capture_with_externals
+from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture.training import capture_with_externals
 
 Net = tuple[Callable[[], nn.Module], tuple[int, ...]]
 

@@ -37,23 +37,23 @@ from torch.utils.checkpoint import CheckpointFunction
 from edgetrain import child, ranges
 from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
-from edgetrain.graph import batches, foretold, optimizers
-from edgetrain.graph.counters import unwatch_values
+from edgetrain.graph.capture import batches, foretold, optimizers
+from edgetrain.graph.capture.counters import unwatch_values
+from edgetrain.graph.capture.lower import Lowered, lower
+from edgetrain.graph.capture.made import made_of_numbers, put_in_place
+from edgetrain.graph.capture.modes import Surroundings, evaluating
+from edgetrain.graph.capture.observe import Observed, code_of, observed, stop_observing
+from edgetrain.graph.capture.reach import BUFFER_NAMES, SHELVES, Reach, holds_many_plain, is_a
+from edgetrain.graph.capture.record import Like, Places, Recorder, random_backward, trace_backward, without_their_cache
+from edgetrain.graph.capture.recording_signals import RecordingSignals
+from edgetrain.graph.capture.restore import Before
+from edgetrain.graph.capture.scripts import watched_for_ever
+from edgetrain.graph.capture.settings import function_modes, require_trainable
+from edgetrain.graph.capture.signature import Signature, first_difference, signature_of
+from edgetrain.graph.capture.steady import record_twice, refuse_calls
+from edgetrain.graph.capture.watch import Watch
 from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
-from edgetrain.graph.lower import Lowered, lower
-from edgetrain.graph.made import made_of_numbers, put_in_place
-from edgetrain.graph.modes import Surroundings, evaluating
-from edgetrain.graph.observe import Observed, code_of, observed, stop_observing
-from edgetrain.graph.reach import BUFFER_NAMES, SHELVES, Reach, holds_many_plain, is_a
-from edgetrain.graph.record import Like, Places, Recorder, random_backward, trace_backward, without_their_cache
-from edgetrain.graph.recording_signals import RecordingSignals
-from edgetrain.graph.restore import Before
-from edgetrain.graph.scripts import watched_for_ever
-from edgetrain.graph.settings import function_modes, require_trainable
-from edgetrain.graph.signature import Signature, first_difference, signature_of
-from edgetrain.graph.steady import record_twice, refuse_calls
 from edgetrain.graph.verify import verify
-from edgetrain.graph.watch import Watch
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
 

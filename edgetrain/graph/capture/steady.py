@@ -20,13 +20,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from edgetrain.errors import UserError
-from edgetrain.graph.counters import shown_as_they_are, unwatch_values, watch_values
-from edgetrain.graph.files import stamp
-from edgetrain.graph.observe import Observed
-from edgetrain.graph.record import exchanged
-from edgetrain.graph.restore import Before
-from edgetrain.graph.settings import settings
-from edgetrain.graph.signature import Signature, first_difference
+from edgetrain.graph.capture.counters import shown_as_they_are, unwatch_values, watch_values
+from edgetrain.graph.capture.files import stamp
+from edgetrain.graph.capture.observe import Observed
+from edgetrain.graph.capture.record import exchanged
+from edgetrain.graph.capture.restore import Before
+from edgetrain.graph.capture.settings import settings
+from edgetrain.graph.capture.signature import Signature, first_difference
 from edgetrain.native.signals import raised_by_handler
 
 MOST_CAPTURES = 12  # where something moves each time; from the fourth on, while they took

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
-from edgetrain.graph.fuse import NORM, NORM_BACKWARD, fuse_batch_norm, trains_unfused
 from edgetrain.graph.ir import Graph
+from edgetrain.graph.rewrite.fuse import NORM, NORM_BACKWARD, fuse_batch_norm, trains_unfused
 from edgetrain.graph.verify import verify
 from edgetrain.ops import norm
 from tests.helpers.plain import Training, differing, relative_error, run, sgd, training

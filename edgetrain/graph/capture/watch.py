@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch.optim import optimizer as of_torch
 
-from edgetrain.graph.files import stamp
-from edgetrain.graph.observe import Observed
-from edgetrain.graph.optimizers import own_hooks
-from edgetrain.graph.reach import (
+from edgetrain.graph.capture.files import stamp
+from edgetrain.graph.capture.observe import Observed
+from edgetrain.graph.capture.optimizers import own_hooks
+from edgetrain.graph.capture.reach import (
     PLAIN,
     Reach,
     content_of,
@@ -42,7 +42,7 @@ from edgetrain.graph.reach import (
     state_of,
     target_of,
 )
-from edgetrain.graph.settings import function_modes
+from edgetrain.graph.capture.settings import function_modes
 from edgetrain.native import same
 from edgetrain.native.signals import raised_by_handler
 

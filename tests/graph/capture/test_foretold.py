@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from edgetrain.graph import foretold, ir
+from edgetrain.graph import ir
+from edgetrain.graph.capture import foretold
 
 aten = torch.ops.aten
 

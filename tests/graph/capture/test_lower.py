@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import edgetrain as et
-from edgetrain.graph.capture import capture_with_externals
+from edgetrain.graph.capture.training import capture_with_externals
 
 
 def test_an_in_place_change_of_the_view_takes_no_new_storage() -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch
 
-from edgetrain.graph.installed import installed
+from edgetrain.graph.capture.installed import installed
 from edgetrain.native.signals import HeldSignals
 
 _HOLD = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))

@@ -32,11 +32,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph import batches, foretold
+from edgetrain.graph.capture import batches, foretold
+from edgetrain.graph.capture.observe import paused
+from edgetrain.graph.capture.recording_signals import RecordingSignals
+from edgetrain.graph.capture.value_checks import is_check, values_checked
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
-from edgetrain.graph.observe import paused
-from edgetrain.graph.recording_signals import RecordingSignals
-from edgetrain.graph.value_checks import is_check, values_checked
 
 aten = torch.ops.aten
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from edgetrain.graph import foretold
+from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
+from edgetrain.graph.capture.value_checks import is_check, refuses_values
 from edgetrain.graph.ir import Op, Ref, Role, Storage, Tensor, Value, replace_refs
-from edgetrain.graph.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
-from edgetrain.graph.value_checks import is_check, refuses_values
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 from edgetrain.errors import UserError
-from edgetrain.graph.capture import capture, capture_inference
+from edgetrain.graph.capture.training import capture, capture_inference
 
 
 class Inner(nn.Module):

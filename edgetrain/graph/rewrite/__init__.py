@@ -1,0 +1,1 @@
+"""From a graph to another one: one file a rewrite."""
