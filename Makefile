@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-firmware test-rest soak bench clean
+.PHONY: demo test test-firmware test-rest soak docs bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/edgetrain demo
@@ -28,6 +28,12 @@ test-rest: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/python -m benchmarks.soak
 
+# The API reference, from the docstrings of the public names. Links and commands in all pages are checked.
+docs: $(VENV)/.docs
+	$(BIN)/pytest --quiet tests/test_docs.py
+	$(BIN)/pdoc --docformat markdown --no-show-source --output-directory build/docs edgetrain '!edgetrain\.'
+	@echo "build/docs/edgetrain.html"
+
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.budget
@@ -45,6 +51,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.torch
+	$(PIP) --editable '.[docs,test]'
+	@touch $@
 
 # Reports are tested in a real browser.
 $(VENV)/.browser: | $(VENV)/bin/python
