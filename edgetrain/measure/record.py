@@ -34,6 +34,7 @@ import torch
 from edgetrain import files
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.files import TEMPORARY, explained, write_atomic
+from edgetrain.machine import processor_name, usable_cores
 
 SCHEMA = 2  # 1 had no intervals and no notes
 Origin = Literal["measured", "derived", "modelled", "unavailable"]
@@ -274,14 +275,13 @@ def new_record(command: Sequence[str], **files: str) -> Record:
 
 def this_machine() -> Machine:
     """Describe the machine this process runs on."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
-        cpu=_cpu_name(),
+        cpu=processor_name(),
         cores=os.cpu_count(),
-        usable_cores=usable,
+        usable_cores=usable_cores(),
         memory_bytes=memory,
         os=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
@@ -478,16 +478,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout.strip()
-
-
-def _cpu_name() -> str | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    with contextlib.suppress(OSError):  # ARM boards name the board, not the core
-        return Path("/proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
-    return platform.processor() or None
 
 
 def _is_bare(path: Path) -> bool:

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgetrain import files
+from edgetrain.machine import process_bytes
 from edgetrain.measure.batched_ticks import BatchedTicks, possible
 from edgetrain.measure.pacing import costs_s, pace, share, slow_down, useful
 from edgetrain.measure.sensors.source import Source
@@ -474,7 +475,7 @@ def record(task: Task, stop: Stop, clock: Clock, ready: Callable[[], None]) -> S
         cpu_s=spent,
         core_share=share,
         startup_cpu_s=cpu / 1e9,
-        resident_bytes=_resident_bytes(),
+        resident_bytes=process_bytes("VmRSS"),
         wall_offset_start_ns=wall,
         wall_offset_end_ns=clock.wall_ns() - clock.now_ns(),
         keeps_up=_keeps_up(ticks, share, notes),
@@ -499,12 +500,6 @@ def _keeps_up(ticks: Ticks, share: float | None, notes: Notes) -> bool:
     if share is not None and share > MOST_CORE:
         notes.say(f"The sampler itself took {share:.1%} of one core (at most {MOST_CORE:.1%} is promised).")
     return kept
-
-
-def _resident_bytes() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _listen(stop: Stop) -> None:
