@@ -33,7 +33,7 @@ from torch import nn
 
 from edgetrain import zoo
 from edgetrain.errors import InternalError
-from edgetrain.files import write_atomic
+from edgetrain.files import write_text
 from edgetrain.graph.capture.training import capture
 from edgetrain.interrupts import not_for_children
 from edgetrain.measure.profile import profile
@@ -352,7 +352,7 @@ def about_memory(result: DemoResult) -> str:
 
 def _keep(folder: RunFolder, result: DemoResult, about: dict[str, Any]) -> None:
     record = new_record(sys.argv, charts="charts.json")
-    write_atomic(folder.path / "charts.json", json.dumps(_charts(result, about["curves"])).encode())
+    write_text(folder.path / "charts.json", json.dumps(_charts(result, about["curves"])))
     folder.save(replace(record, status="finished", summary=_summary(result)))
 
 

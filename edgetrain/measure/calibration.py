@@ -29,13 +29,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgetrain import saved
 from edgetrain.errors import UserError
-from edgetrain.files import write_atomic
+from edgetrain.files import write_text
 from edgetrain.interrupts import not_for_children
 from edgetrain.machine import processor_name, usable_cores
 from edgetrain.measure.sensors import core_time
 from edgetrain.measure.sensors.source import text
+from edgetrain.saved import load as load_saved
 
 # A plug meter is good to 2 %; work that is no matrix product takes some 10 % more or less than one; the supply's losses
 # are no straight line.
@@ -104,7 +104,7 @@ def save(made: Calibration) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot make the folder {path.parent}: {error.strerror or error}.") from error
-    write_atomic(path, (json.dumps(asdict(made), indent=2) + "\n").encode())
+    write_text(path, json.dumps(asdict(made), indent=2) + "\n")
     return path
 
 
@@ -113,7 +113,7 @@ def load(of: Machine) -> Calibration | None:
     path = file()
     if not path.exists():
         return None
-    kept = saved.load(path, "calibration", _calibration, next_step=f"remove it and calibrate again: {path}")
+    kept = load_saved(path, "calibration", _calibration, next_step=f"remove it and calibrate again: {path}")
     return kept if kept.machine == of else None
 
 

@@ -41,7 +41,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgetrain import files
+from edgetrain.files import write_text
 from edgetrain.machine import process_bytes
 from edgetrain.measure.batched_ticks import BatchedTicks, possible
 from edgetrain.measure.pacing import costs_s, pace, share, slow_down, useful
@@ -532,7 +532,7 @@ def main() -> None:
         summary = record(task, stop, Clock(), lambda: say({"ready": True}))
         summary = replace(summary, scheduling=scheduling)
         with contextlib.suppress(OSError):  # a full disk: the parent has it, too
-            files.write_text(Path(task.folder) / SUMMARY, json.dumps(asdict(summary), indent=1) + "\n")
+            write_text(Path(task.folder) / SUMMARY, json.dumps(asdict(summary), indent=1) + "\n")
         say({"summary": asdict(summary)})
     except OSError as error:
         say({"cannot": _disk(error)})
