@@ -1,4 +1,4 @@
-"""Samples read back: what `sampling.py` wrote, as arrays.
+"""Samples read back: what the sampler wrote, as arrays.
 
 In:  samples.bin and samples.json of a run folder, from anywhere: nothing in them is trusted.
 Out: `Samples`, one `Series` a source: when each reading began and ended, and a column of values a channel.
@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import UserError
-from edgetrain.measure.sampling import BLOCK, FORMAT, MOST_NAME, SAMPLES, SCHEMA, SUMMARY, Read, Summary
+from edgetrain.measure.samples_file import FORMAT, MAX_NAME, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel, Kind, Unit
+from edgetrain.measure.series import BLOCK
 from edgetrain.saved import Fields, read_object, read_whole
 
 Floats = npt.NDArray[np.float64]
@@ -159,8 +160,8 @@ def _channel(data: Fields) -> Channel:
 def _name(data: Fields, field: str) -> str:
     """Names become keys, lines of a table, perhaps files: nothing in one may lead anywhere."""
     name = data.get(field, str)
-    if not 0 < len(name) <= MOST_NAME or not name.isprintable() or set(name) & set("/\\"):
-        raise data.wrong(field, f"1 to {MOST_NAME} printable characters without slashes", repr(name[:60]))
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or set(name) & set("/\\"):
+        raise data.wrong(field, f"1 to {MAX_NAME} printable characters without slashes", repr(name[:60]))
     return name
 
 
