@@ -35,7 +35,6 @@ from benchmarks.contenders import (
     EAGER_CHANNELS_LAST,
     EDGETRAIN,
     Case,
-    Refused,
     Way,
     build,
     faster,
@@ -45,6 +44,7 @@ from benchmarks.contenders import (
     take_turns,
 )
 from benchmarks.study import keeping, options
+from edgetrain.bench.contender import Refused
 
 AROUND_SEARCH_S = 2.0  # of the seconds allowed: a process is started, the graph is sent there, the plan is validated
 PROBE_ROUNDS = 3

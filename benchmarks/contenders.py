@@ -4,13 +4,10 @@ In:  a case (model, batch, optimizer) and ways to train it.
 Out: seconds of every step, by way and round; what memory each took; medians with intervals.
 
 Each contender is a process of its own, so that none sees another's allocator. They take turns, in a new random order
-each round, so that noise of the machine meets all of them. A contender reads words from its standard input and answers
-each with one line of JSON:
+each round, so that noise of the machine meets all of them (`edgetrain/bench/contender.py`). It is asked:
 
-    (start)   {"ready": true}, or {"refused": why} where no plan keeps the budget
-    step      the seconds of one step
-    memory    what it took in all since the start, and the plan that it runs
-    quit      nothing; it ends
+    step      for the seconds of one step
+    memory    for what it took in all since the start, and the plan that it runs
 
 Memory is how far the resident memory of the process grew at most over what it was with model and batch in place, and
 what PyTorch's allocator served at most in one step.
@@ -20,10 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +33,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import edgetrain as et
 from edgetrain import zoo
+from edgetrain.bench.contender import Answers, Contender, Growth, python_contender
+from edgetrain.machine import process_bytes
 from edgetrain.measure.intervals import ratio_interval
 from edgetrain.measure.record import new_record
 from edgetrain.run.memory import allocated_peak
@@ -163,32 +160,26 @@ def eager(built: Built, way: Way) -> Callable[[], object]:
     return step
 
 
-def serve(case: Case, way: Way) -> None:
-    """Answer on standard output; see the module's docstring."""
+def contender(arguments: dict[str, Any]) -> Answers:
+    """In the process of a contender: what answers "step" and "memory"; see the module's docstring."""
+    case, way = Case(**arguments["case"]), Way(**arguments["way"])
     built = build(case, channels_last=way.channels_last)
-    start_bytes, before_bytes = _status("VmHWM"), _status("VmRSS")
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew; where it cannot, it counts from the start
-    try:
-        prepared = prepare(built, way) if way.kind == "edgetrain" else None
-    except (et.Infeasible, et.UserError) as error:
-        print(json.dumps({"refused": str(error)}), flush=True)
-        return
+    start_bytes = process_bytes("VmHWM") or 0
+    growth = Growth()
+    prepared = prepare(built, way) if way.kind == "edgetrain" else None
     step = eager(built, way) if prepared is None else functools.partial(prepared, *built.batch)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        if line.strip() == "step":
+
+    def answer(word: str) -> Any:
+        if word == "step":
             began = time.perf_counter()
             step()
-            print(json.dumps(time.perf_counter() - began), flush=True)
-        elif line.strip() == "memory":
-            highest = _status("VmHWM")
-            answer: dict[str, Any] = {"grown_bytes": highest - before_bytes, "allocated_bytes": allocated_peak(step)}
-            answer |= {"peak_bytes": max(highest, start_bytes)}
-            answer |= {} if prepared is None else {"plan": about_plan(prepared.plan)}
-            print(json.dumps(answer), flush=True)
-        else:
-            return
+            return time.perf_counter() - began
+        peak_bytes = max(process_bytes("VmHWM") or 0, start_bytes)
+        taken: dict[str, Any] = {"grown_bytes": growth.n_bytes, "allocated_bytes": allocated_peak(step)}
+        plan = {} if prepared is None else {"plan": about_plan(prepared.plan)}
+        return {**taken, "peak_bytes": peak_bytes, **plan}
+
+    return answer
 
 
 def about_plan(plan: et.Plan) -> dict[str, Any]:
@@ -203,63 +194,11 @@ def about_plan(plan: et.Plan) -> dict[str, Any]:
     }
 
 
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {key}")
-
-
 # ---- in the process that compares them
 
 
-class Refused(Exception):
-    """No plan keeps the budget of this way."""
-
-
-class Contender:
-    def __init__(self, case: Case, way: Way) -> None:
-        command = [sys.executable, "-m", __spec__.name, json.dumps([asdict(case), asdict(way)])]
-        self.name = way.name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Contender:
-        """Waits until it is ready: none starts while another one is measured."""
-        try:
-            answer = self._answer()
-            if "refused" in answer:
-                raise Refused(answer["refused"])
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.communicate("quit\n", timeout=10)  # lets torch.compile end its own processes
-        self._end()
-
-    def _end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-    def ask(self, word: str) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the contender {self.name} ended with exit code {self.process.wait()}")
-        return json.loads(answer)
+def start(case: Case, way: Way) -> Contender:
+    return python_contender(way.name, "benchmarks.contenders:contender", {"case": asdict(case), "way": asdict(way)})
 
 
 def take_turns(case: Case, ways: Iterable[Way], rounds: int) -> tuple[Times, Memory]:
@@ -270,7 +209,7 @@ def take_turns(case: Case, ways: Iterable[Way], rounds: int) -> tuple[Times, Mem
 def compete(contenders: Iterable[tuple[Case, Way]], rounds: int) -> tuple[Times, Memory]:
     """The same where not all train the same case; each way has a name of its own."""
     with contextlib.ExitStack() as stack:
-        running = {way.name: stack.enter_context(Contender(case, way)) for case, way in contenders}
+        running = {way.name: stack.enter_context(start(case, way)) for case, way in contenders}
         for one in running.values():
             for _ in range(WARM_UP):
                 one.ask("step")
@@ -295,12 +234,3 @@ def about() -> dict[str, Any]:
     record = new_record([Path(sys.argv[0]).name, *sys.argv[1:]])
     found = {"machine": record.machine.cpu, "cores": record.machine.usable_cores, "commit": record.commit}
     return found | {"dirty": record.dirty, "torch": record.versions.torch, "created": record.created}
-
-
-def main() -> None:
-    case, way = json.loads(sys.argv[1])
-    serve(Case(**case), Way(**way))
-
-
-if __name__ == "__main__":
-    main()

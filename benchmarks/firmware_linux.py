@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import edgetrain as et
-from benchmarks.contenders import EAGER, RESULTS, Case, Contender, Times, about, build, faster, plain, ratio
+from benchmarks.contenders import EAGER, RESULTS, Case, Times, about, build, faster, plain, ratio, start
 from benchmarks.markdown import head, line, made
+from edgetrain.bench.contender import Contender
 from edgetrain.firmware import build as building
 from edgetrain.firmware import emulate
 from edgetrain.firmware.export import Project
@@ -48,20 +49,10 @@ BURST, NOT_COUNTED = 12, 4
 REST_S = 0.03  # between bursts: threads of the one before stop spinning
 
 
-class Program(Contender):
+def contending(name: str, program: Path, threads: int) -> Contender:
     """A project with firmware_linux.c in place of its main.c."""
-
-    def __init__(self, name: str, program: Path, threads: int) -> None:
-        self.name = name
-        environment = os.environ | {"FIRMWARE_THREADS": str(threads)}
-        self.process = subprocess.Popen(
-            [str(program)],
-            cwd=program.parent,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    environment = {"FIRMWARE_THREADS": str(threads)}
+    return Contender(name, [str(program)], environment=environment, folder=program.parent)
 
 
 @dataclass(frozen=True)
@@ -115,9 +106,9 @@ def contenders(case: Case, firmware: Firmware, threads: int) -> Iterator[dict[st
     with contextlib.ExitStack() as stack:
         running: dict[str, Contender] = {}
         for way in plain(case):
-            running[way.name] = stack.enter_context(Contender(case, way))
+            running[way.name] = stack.enter_context(start(case, way))
         for name, path, n in ((FAST, fast, threads), (ONE, fast, 1), (SCALAR, scalar, 1)):
-            running[name] = stack.enter_context(Program(name, path, n))
+            running[name] = stack.enter_context(contending(name, path, n))
         yield running
 
 

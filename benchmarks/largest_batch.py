@@ -24,9 +24,10 @@ from typing import Any
 
 import edgetrain as et
 from benchmarks.budget import PROBE_ROUNDS, known, say
-from benchmarks.contenders import EDGETRAIN, Case, Refused, Way, build, compete, faster, plain, ratio, take_turns
+from benchmarks.contenders import EDGETRAIN, Case, Way, build, compete, faster, plain, ratio, take_turns
 from benchmarks.markdown import head, line, made
 from benchmarks.study import keeping, options
+from edgetrain.bench.contender import Refused
 
 MELON = 4.33
 MOST_TIME = 1.5  # a sample, of plain PyTorch's

@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgetrain.errors import InternalError
+from edgetrain.files import write_text
+from edgetrain.machine import process_bytes
 
 Progress = Callable[[int, int], None]
 _CODE = "import sys; sys.path[:] = sys.argv[3:]; from edgetrain.child import main; main(sys.argv[1], sys.argv[2])"
@@ -118,10 +120,10 @@ def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoR
 def _limit(most_bytes: int) -> None:
     """Refuse this process memory above what it has now and so much more. (Addresses count that were only reserved;
     those that it has already are in what it has now.)"""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            limit = int(line.split()[1]) * 1024 + max(most_bytes, 0)
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    now = process_bytes("VmData")
+    if now is not None:
+        limit = now + max(most_bytes, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _die_with_parent() -> None:
@@ -186,6 +188,4 @@ def main(function: str, folder: str) -> None:
     found = getattr(importlib.import_module(module), name)(
         data, lambda done, total: print(f"progress {done} {total}", flush=True)
     )
-    part = Path(folder) / "part"
-    part.write_text(json.dumps(found), encoding="utf-8")
-    os.replace(part, Path(folder) / "result.json")
+    write_text(Path(folder) / "result.json", json.dumps(found))

@@ -71,16 +71,17 @@ def read(path: str | os.PathLike[str], what: str = "file", limit_bytes: int = LA
         raise UserError(f"the {what} {path} cannot be read", received=error.strerror or str(error)) from error
 
 
-def plain_json(data: bytes) -> Any:
+def plain_json(data: bytes, *, any_number: bool = False) -> Any:
     """JSON as a program writes it: each key once, finite numbers, whole numbers that a machine can hold. A ValueError
-    or RecursionError says what is wrong."""
-    return json.loads(
-        data.decode(), parse_constant=_no_constant, parse_float=finite, parse_int=_short,
-        object_pairs_hook=each_key_once,
-    )  # fmt: skip
+    or RecursionError says what is wrong.
+
+    any_number: leave it to the caller to say which field holds a number that is too large.
+    """
+    numbers: dict[str, Any] = {} if any_number else {"parse_float": finite, "parse_int": _short}
+    return json.loads(data.decode(), parse_constant=_no_constant, object_pairs_hook=_each_key_once, **numbers)
 
 
-def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

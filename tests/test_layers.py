@@ -12,7 +12,8 @@ import edgetrain
 
 ROOT = Path(edgetrain.__file__).parent
 ORDER = (
-    "errors", "ranges", "arguments", "closest", "files", "saved", "cache", "child", "pagefile", "native", "interrupts",
+    "errors", "machine", "names", "dtypes", "ranges", "arguments", "closest", "files", "saved", "cache", "child",
+    "pagefile", "native", "interrupts",
     "graph", "adapt", "devices", "ops", "measure.sensors",
     "measure.record", "costs", "plan", "run", "firmware", "measure", "report", "zoo", "bench", "fleet", "cli",
     "__main__",

@@ -15,27 +15,23 @@ enlarged. Whether numbers are bitwise PyTorch's is checked apart, in its own for
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgetrain import zoo
-from edgetrain.errors import InternalError
-from edgetrain.files import write_atomic
+from edgetrain.bench.contender import Answers, Contender, Growth, python_contender
+from edgetrain.files import write_text
 from edgetrain.graph.capture.training import capture
-from edgetrain.interrupts import not_for_children
 from edgetrain.measure.profile import profile
 from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder, Value, new_record
@@ -44,7 +40,7 @@ from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import timeline
 from edgetrain.run.step import Step, prepare
-from edgetrain.zoo import datasets
+from edgetrain.zoo import build, datasets, get
 from edgetrain.zoo.models.mobilenet_v2 import InvertedResidual
 
 MODEL, PLAIN, CHANNELS_LAST = "mobilenet_v2", "plain PyTorch", "plain channels-last"
@@ -142,8 +138,8 @@ def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]
 
 def _require_room(settings: Settings) -> None:
     """Refuse what the two ways of plain PyTorch, which are there at the same time, have no room for."""
-    entry = zoo.get(MODEL)
-    model = zoo.build(MODEL, classes=10, input_size=settings.side, width=settings.width)
+    entry = get(MODEL)
+    model = build(MODEL, classes=10, input_size=settings.side, width=settings.width)
     batch = entry.example(settings.batch, classes=10, input_size=settings.side)
     graph = capture(model, entry.task.loss, torch.optim.Adam(model.parameters()), batch)
     peak_bytes = keep_all(graph).peak_bytes
@@ -153,7 +149,7 @@ def _require_room(settings: Settings) -> None:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _StepDone:
     """One step of one way."""
 
     loss: float
@@ -174,94 +170,85 @@ class _Turns:
 
 def _train(
     names: tuple[str, ...], settings: Settings, steps: int, turns: _Turns, profiled: Path | None = None
-) -> tuple[dict[str, dict[str, Any]], dict[str, list[_Made]]]:
-    """What each took, and its steps, made in turns. profiled: measure edgetrain's step afterwards, into this folder."""
-    workers: dict[str, _Worker] = {}
-    made: dict[str, list[_Made]] = {name: [] for name in names}
-    try:
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[_StepDone]]]:
+    """What each took, and its steps, in turns. profiled: measure edgetrain's step afterwards, into this folder."""
+    contenders: dict[str, Contender] = {}
+    done: dict[str, list[_StepDone]] = {name: [] for name in names}
+    with contextlib.ExitStack() as stack:
         for name in names:
             turns.next(f"preparing {name}")
-            workers[name] = _Worker(name, settings)
+            arguments = {"name": name, "settings": asdict(settings)}
+            contenders[name] = stack.enter_context(python_contender(name, f"{__name__}:contender", arguments))
         for number in range(steps):
             for name in names:
                 turns.next(name)
-                made[name].append(workers[name].ask(number))
-        ends = {name: workers[name].ask(None) for name in names}
+                done[name].append(_StepDone(**contenders[name].ask(f"step {number}")))
+        taken = {name: contenders[name].ask("memory") for name in names}
         if profiled is not None:
             turns.next("profiling edgetrain's step")
-            workers[settings.ours].ask(profiled)
-        return ends, made
-    finally:
-        for worker in workers.values():
-            worker.end()
+            contenders[settings.ours].ask(f"profile {profiled.absolute()}")
+        return taken, done
 
 
-class _Worker:
-    """One way to train, in a process of its own."""
+def contender(arguments: dict[str, Any]) -> Answers:
+    """In the process of one way: what answers "step N", "memory" and "profile FOLDER"."""
+    name, settings = arguments["name"], Settings(**arguments["settings"])
+    training = _Training(name, settings)
+    growth = Growth()
+    step = training.prepared(settings, check=name == CHECK) if name in (settings.ours, CHECK) else None
+
+    def answer(asked: str) -> Any:
+        what, _, rest = asked.partition(" ")
+        if what == "step":
+            return asdict(training.step(int(rest), step))
+        if what == "memory":
+            return {"growth_bytes": growth.n_bytes, **({} if step is None else _about(step))}
+        assert step is not None
+        profile(step, training.batch, steps=PROFILED_STEPS, protocol=PROFILE, out=rest)
+        return None
+
+    return answer
+
+
+class _Training:
+    """Model, optimizer and batch of one way: the same weights and the same digits in each."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_work, args=(other, name, settings), daemon=True)
-        resource_tracker.ensure_running()  # it would let Ctrl-C through again
-        with not_for_children():
-            self._process.start()
-        other.close()
-        self._receive()
+        self.loss = get(MODEL).task.loss
+        data = datasets.load("digits", input_size=settings.side, channels=3)
+        torch.manual_seed(0)
+        model = build(MODEL, classes=10, input_size=settings.side, width=settings.width)
+        _begin_as_identities(model)
+        order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
+        x, y = data.train.batch(order[: settings.batch])
+        x = x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+        if name == CHANNELS_LAST:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            x = x.contiguous(memory_format=torch.channels_last)
+        self.model, self.batch = model, (x, y)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
 
-    def ask(self, what: int | Path | None) -> Any:
-        """Make the step with this number. None: what all of them took. A folder: profile the step into it."""
-        self._pipe.send(what)
-        return self._receive()
+    def prepared(self, settings: Settings, *, check: bool) -> Step:
+        options: dict[str, Any] = (
+            {"memory": settings.check_bytes, "memory_format": "preserve", "planner": "fast"}
+            if check
+            else {"memory": settings.memory}
+        )
+        return prepare(self.model, self.loss, self.optimizer, self.batch, **options)
 
-    def _receive(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            raise InternalError(f"a process of the demo ended with code {self._process.exitcode}") from None
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _work(pipe: Connection, name: str, settings: Settings) -> None:
-    """In the process of one way."""
-    entry = zoo.get(MODEL)
-    data = datasets.load("digits", input_size=settings.side, channels=3)
-    torch.manual_seed(0)
-    model = zoo.build(MODEL, classes=10, input_size=settings.side, width=settings.width)
-    _begin_as_identities(model)
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
-    x, y = data.train.batch(order[: settings.batch])
-    batch = (x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), y)
-    if name == CHANNELS_LAST:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        batch = (batch[0].contiguous(memory_format=torch.channels_last), y)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
-    before = _status("VmRSS")
-    step: Step | None = None
-    if name in (settings.ours, CHECK):
-        check = name == CHECK
-        step = prepare(
-            model, entry.task.loss, optimizer, batch, memory=settings.check_bytes if check else settings.memory,
-            memory_format="preserve" if check else "auto", planner="fast" if check else "auto",
-        )  # fmt: skip
-    pipe.send("ready")
-    while (number := pipe.recv()) is not None:
+    def step(self, number: int, step: Step | None) -> _StepDone:
         torch.manual_seed(number)  # the same dropout masks for all
         began = time.perf_counter()
-        loss = float(step(*batch) if step is not None else _plain(model, entry.task.loss, optimizer, batch))
+        loss = float(step(*self.batch) if step is not None else self._plain())
         time_s = time.perf_counter() - began
-        pipe.send(_Made(loss, _digest(model), time_s))
-    about: dict[str, Any] = {"growth_bytes": _status("VmHWM") - before}
-    pipe.send(about if step is None else about | _about(step))
-    folder = pipe.recv()
-    if step is not None:
-        profile(step, batch, steps=PROFILED_STEPS, protocol=PROFILE, out=folder)
-    pipe.send("profiled")
-    pipe.recv()
+        return _StepDone(loss, _digest(self.model), time_s)
+
+    def _plain(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        value = self.loss(self.model, *self.batch)
+        value.backward()
+        self.optimizer.step()
+        return value.detach()
 
 
 def _begin_as_identities(model: nn.Module) -> None:
@@ -281,19 +268,6 @@ def _digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _plain(
-    model: nn.Module,
-    loss: Callable[..., torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    batch: tuple[torch.Tensor, ...],
-) -> torch.Tensor:
-    optimizer.zero_grad()
-    value = loss(model, *batch)
-    value.backward()
-    optimizer.step()
-    return value.detach()
-
-
 def _about(step: Step) -> dict[str, Any]:
     workspace = step.plan.workspace_bytes
     whole = keep_all(step.graph, updates=step.plan.updates, workspace=workspace)
@@ -307,13 +281,6 @@ def _about(step: Step) -> dict[str, Any]:
         "peak_bytes": step.plan.peak_bytes,
         "curves": curves,
     }
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise InternalError(f"/proc/self/status has no {field}")
 
 
 # ---- in words and pictures ------------------------------------------------------------------------------------
@@ -352,7 +319,7 @@ def about_memory(result: DemoResult) -> str:
 
 def _keep(folder: RunFolder, result: DemoResult, about: dict[str, Any]) -> None:
     record = new_record(sys.argv, charts="charts.json")
-    write_atomic(folder.path / "charts.json", json.dumps(_charts(result, about["curves"])).encode())
+    write_text(folder.path / "charts.json", json.dumps(_charts(result, about["curves"])))
     folder.save(replace(record, status="finished", summary=_summary(result)))
 
 

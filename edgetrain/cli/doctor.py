@@ -100,16 +100,9 @@ def _told(finding: Finding, values: Values) -> list[str]:
     """The first values that tell something, with their names."""
     order = sorted(finding.channels, key=lambda channel: channel.name not in _KEY)
     order.sort(key=lambda channel: values.get(channel.name) is None)
-    told = [f"{_short(channel.name)} {_shown(channel, values.get(channel.name))}" for channel in order[:_SHOWN]]
+    told = [f"{channel.label} {_shown(channel, values.get(channel.name))}" for channel in order[:_SHOWN]]
     more = len(order) - _SHOWN
     return told + ([f"{more} more"] if more > 0 else [])
-
-
-def _short(name: str) -> str:
-    """A channel's name without the unit that the value shows."""
-    for ending in ("_time_s", "_energy_j", "_power_w", "_frequency_hz", "_bytes", "_temperature_c", "_c", "_s"):
-        name = name.removesuffix(ending)
-    return name.replace("_", " ")
 
 
 # ---- on paper

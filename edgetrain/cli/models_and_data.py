@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from edgetrain import zoo
+from edgetrain.dtypes import dtype_name
 from edgetrain.errors import UserError
 from edgetrain.graph.capture.training import ExampleRefused
 from edgetrain.zoo import datasets
@@ -129,7 +130,7 @@ def told_of_batch(model: str, source: str, batch: Sequence[torch.Tensor]) -> Ite
     try:
         yield
     except ExampleRefused as error:
-        shapes = [f"{by_sides(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in batch]
+        shapes = [f"{by_sides(t.shape)} {dtype_name(t.dtype)}" for t in batch]
         raise UserError(
             f"{model} cannot be run on {source}: {error.where} fails",
             expected=f"a model for inputs of {shapes[0]}" + (f" and labels of {shapes[1]}" if shapes[1:] else ""),

@@ -25,8 +25,8 @@ from edgetrain.cli.optimizers import MOMENTUM, OPTIMIZERS, make_optimizer, momen
 from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
 from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
-from edgetrain.files import write_atomic
-from edgetrain.measure.record import RunFolder, default_path, read_json, removed_if_interrupted
+from edgetrain.files import write_text
+from edgetrain.measure.record import RunFolder, default_path, removed_if_interrupted
 from edgetrain.plan.budget import parse_bytes, show_bytes
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.run.checkpoint import latest
@@ -34,6 +34,7 @@ from edgetrain.run.step import prepare
 from edgetrain.run.trainer import Progress as TrainProgress
 from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult, refuse_old_work
 from edgetrain.run.weights import load_weights
+from edgetrain.saved import read_object
 from edgetrain.zoo.datasets import Data
 from edgetrain.zoo.tasks import Task
 
@@ -187,7 +188,7 @@ def _take(folder: RunFolder, given: dict[str, Any], resume: bool, asked: bool) -
                     next_step="resume with the settings of that run, or start a new one in another folder",
                 )
     given["out"] = str(folder.path)
-    write_atomic(file, json_text.dumps(given, indent=2).encode())
+    write_text(file, json_text.dumps(given, indent=2))
 
 
 def _option(key: str) -> str:
@@ -201,7 +202,7 @@ def _said(value: object) -> str:
 def _settings(file: Path) -> Mapping[str, object] | None:
     """Those of the run so far; None where they cannot be known any more."""
     try:
-        return read_json(file).values
+        return read_object(file).values
     except UserError as error:
         notes.print(f"the settings of the run so far are not known, those of this command hold: {error.what}")
         return None

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from edgetrain.costs.table import Way
+from edgetrain.dtypes import dtype_of
 from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
 from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native.signals import raised_by_handler
@@ -167,7 +168,7 @@ def _places(
 
 
 def _numbers(kind: tuple[str, str], n_bytes: int) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, kind[0])
+    dtype = dtype_of(kind[0])
     n = -(-n_bytes // ITEM_BYTES[kind[0]])
     if dtype == torch.float32:
         return torch.linspace(0.25, 0.75, n, dtype=dtype, device=kind[1])

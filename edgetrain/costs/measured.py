@@ -10,7 +10,6 @@ and machine (`$EDGETRAIN_CACHE/costs`), so that the next model with the same lay
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Way, run_from_json, 
 from edgetrain.errors import UserError
 from edgetrain.graph.capture.modes import Surroundings
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
+from edgetrain.machine import processor_name
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena, malloc, reports
 from edgetrain.native.signals import raised_by_handler
@@ -127,7 +127,7 @@ def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
 def machine() -> dict[str, str]:
     """What the costs hold for."""
     return {
-        "processor": _processor(),
+        "processor": processor_name() or platform.machine(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
@@ -135,14 +135,6 @@ def machine() -> dict[str, str]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "arena": str(arena.available()),
     }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 # ---- kept on disk

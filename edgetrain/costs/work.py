@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Tensor
+from edgetrain.names import short_name
 
 Kind = Literal["conv", "depthwise", "dense", "elementwise", "move", "nothing"]
 KINDS: tuple[Kind, ...] = ("conv", "depthwise", "dense", "elementwise", "move", "nothing")
@@ -90,12 +91,6 @@ def work(graph: Graph, op: Op) -> Work:
     if name in _MOVES:
         return Work("move", 0, read, written)
     return Work("elementwise", _elementwise(graph, op, name), read, written)
-
-
-def short_name(kind: str) -> str:
-    """aten.convolution.default → convolution; edgetrain.norm.apply → norm.apply."""
-    space, _, name = kind.partition(".")
-    return name if space == "edgetrain" else name.partition(".")[0]
 
 
 def _read_bytes(graph: Graph, op: Op) -> int:

@@ -51,7 +51,6 @@ without a source is a `UserError` that names the file and the place in it.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,10 +59,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from edgetrain import files
 from edgetrain.closest import unknown
 from edgetrain.errors import UserError
+from edgetrain.files import read
 from edgetrain.ranges import shown
+from edgetrain.saved import Fields, is_number
 
 FOLDER = Path(__file__).parent
 DeviceKind = Literal["phone", "board", "microcontroller"]
@@ -295,110 +295,85 @@ def load(name_or_path: str | Path) -> Device:
 
 def _read(path: Path) -> Device:
     try:
-        data = tomllib.loads(files.read(path, "device file", MOST_BYTES).decode())
+        data = tomllib.loads(read(path, "device file", MOST_BYTES).decode())
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a TOML file", received=f"{type(error).__name__}: {error}"[:200]) from error
-    return _device(_Table(data, "", path), path.stem)
+    return _device(_Table(path, data), path.stem)
 
 
 # ---- from a file to data, strictly
 
 
-@dataclass
-class _Table:
+@dataclass(frozen=True)
+class _Table(Fields):
     """One table of a file. What was asked for is ticked off; `end` refuses what is left."""
 
-    data: Mapping[str, Any]
-    place: str
-    file: Path
+    asked: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self.left = set(self.data)
+    def inside(self, name: str) -> _Table:
+        if not isinstance(self.values.get(name), dict):
+            raise self.wrong(name, "a table")
+        return _Table(self.file, self.get(name, dict), f"{self.prefix}{name}.")
 
-    def wrong(self, key: str, expected: str) -> UserError:
-        received = shown(self.data[key]) if key in self.data else "nothing"
-        return UserError(f"{self.file}: {self.place}{key} is wrong", expected=expected, received=received)
+    def get(self, name: str, kind: type[T]) -> T:
+        self.asked.add(name)
+        return super().get(name, kind)
 
-    def take(self, key: str) -> Any:
-        self.left.discard(key)
-        return self.data.get(key)
+    def text(self, name: str) -> str:
+        text = self.get(name, str)
+        if not text.strip():
+            raise self.wrong(name, "a text")
+        return text
 
-    def text(self, key: str) -> str:
-        value = self.take(key)
-        if not isinstance(value, str) or not value.strip():
-            raise self.wrong(key, "a text")
+    def whole(self, name: str, least: int) -> int:
+        value = self.get(name, int)
+        if value < least:
+            raise self.wrong(name, f"a whole number, {least} or more")
         return value
 
-    def word(self, key: str, words: tuple[str, ...]) -> Any:
-        value = self.take(key)
-        if not isinstance(value, str) or value not in words:
-            raise self.wrong(key, " or ".join(words))
-        return value
-
-    def whole(self, key: str, least: int) -> int:
-        value = self.take(key)
-        if type(value) is not int or value < least:
-            raise self.wrong(key, f"a whole number, {least} or more")
-        return value
-
-    def number(self, key: str, *, positive: bool) -> float:
-        value = self.take(key)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or value < 0 or (positive and value == 0):
-            raise self.wrong(key, "a number above 0" if positive else "a number, 0 or more")
+    def number(self, name: str, *, positive: bool) -> float:
+        self.asked.add(name)
+        value = self.values.get(name)
+        if not is_number(value) or value < 0 or (positive and value == 0):
+            raise self.wrong(name, "a number above 0" if positive else "a number, 0 or more")
         return float(value)
 
-    def truth(self, key: str) -> bool:
-        value = self.take(key)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
+    def word(self, name: str, words: tuple[str, ...]) -> Any:
+        self.asked.add(name)
+        return self.choice(name, words)
 
-    def table(self, key: str) -> _Table:
-        value = self.take(key)
-        if not isinstance(value, dict):
-            raise self.wrong(key, "a table")
-        return _Table(value, f"{self.place}{key}.", self.file)
+    def texts_if_there(self, name: str) -> tuple[str, ...]:
+        return self.texts(name) if name in self.values else ()
 
-    def tables(self, key: str) -> list[_Table]:
-        value = self.take(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.wrong(key, "a list of tables")
-        return [_Table(item, f"{self.place}{key}[{n}].", self.file) for n, item in enumerate(value)]
+    def tables(self, name: str) -> list[_Table]:
+        return self.each(name) if name in self.values else []
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self.take(key)
-        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-            raise self.wrong(key, "a list of texts")
-        return tuple(value or ())
-
-    def quantity(self, key: str, *, positive: bool = True) -> Quantity:
-        if not isinstance(self.data.get(key), dict):
-            raise self.wrong(key, 'a number with its source: { value = 1e9, source = "data sheet", plus_minus = 0.2 }')
-        table = self.table(key)
+    def quantity(self, name: str, *, positive: bool = True) -> Quantity:
+        if not isinstance(self.values.get(name), dict):
+            raise self.wrong(name, 'a number with its source: { value = 1e9, source = "data sheet", plus_minus = 0.2 }')
+        table = self.inside(name)
         value, source = table.number("value", positive=positive), table.text("source")
-        plus_minus = table.number("plus_minus", positive=False) if "plus_minus" in table.data else 0.0
+        plus_minus = table.number("plus_minus", positive=False) if "plus_minus" in table.values else 0.0
         table.end()
         return Quantity(value, source, plus_minus)
 
-    def quantity_if_there(self, key: str, *, positive: bool = True) -> Quantity | None:
-        return self.quantity(key, positive=positive) if key in self.data else None
+    def quantity_if_there(self, name: str, *, positive: bool = True) -> Quantity | None:
+        return self.quantity(name, positive=positive) if name in self.values else None
 
     def end(self) -> None:
-        if self.left:
+        unknown_keys = sorted(set(self.values) - self.asked)
+        if unknown_keys:
             raise UserError(
-                f"{self.file}: {self.place}{min(self.left)} is no key of a device file",
-                received=", ".join(sorted(self.left)),
+                f"{self.file}: {self.prefix}{unknown_keys[0]} is no key of a device file",
+                received=", ".join(unknown_keys),
                 next_step="correct its spelling or leave it out; edgetrain/devices/device.py lists what is known",
             )
 
 
 def _device(table: _Table, key: str) -> Device:
-    parts = table.table("processors")
-    processors = {name: _processor(parts.table(name), name) for name in parts.data}
-    power = table.table("power") if "power" in table.data else None
+    parts = table.inside("processors")
+    processors = {name: _processor(parts.inside(name), name) for name in parts.values}
+    power = table.inside("power") if "power" in table.values else None
     device = Device(
         key=key,
         name=table.text("name"),
@@ -406,13 +381,13 @@ def _device(table: _Table, key: str) -> Device:
         chip=table.text("chip"),
         runs_on=table.word("runs_on", tuple(name for name, p in processors.items() if p.trains) or ("(none trains)",)),
         processors=processors,
-        memory=_memory(table.table("memory")),
-        library=_ended(table.table("library"), _library),
-        storage=_ended(table.table("storage"), _storage) if "storage" in table.data else None,
+        memory=_memory(table.inside("memory")),
+        library=_ended(table.inside("library"), _library),
+        storage=_ended(table.inside("storage"), _storage) if "storage" in table.values else None,
         idle_w=None if power is None else power.quantity_if_there("idle_w", positive=False),
-        notes=table.texts("notes"),
+        notes=table.texts_if_there("notes"),
         published=tuple(_ended(item, _published) for item in table.tables("published")),
-        firmware=_ended(table.table("firmware"), _firmware) if "firmware" in table.data else None,
+        firmware=_ended(table.inside("firmware"), _firmware) if "firmware" in table.values else None,
     )
     if power is not None:
         power.end()
@@ -457,7 +432,7 @@ def _memory(table: _Table) -> Memory:
 
 
 def _region(table: _Table) -> Region:
-    address = table.whole("address", 0) if "address" in table.data else None
+    address = table.whole("address", 0) if "address" in table.values else None
     region = Region(
         table.text("name"), table.quantity("n_bytes"), address,
         table.quantity_if_there("page_bytes"), table.quantity_if_there("paged_bytes"),
@@ -486,23 +461,25 @@ def _library(table: _Table) -> Library:
     if len({value is None for value in held.values()}) > 1:
         missing = next(key for key, value in held.items() if value is None)
         raise table.wrong(missing, "all of base_bytes, lasting, held and columns, or none")
-    return Library(table.text("name"), table.quantity("overhead_s", positive=False), table.truth("overlaps"), **held)
+    return Library(
+        table.text("name"), table.quantity("overhead_s", positive=False), table.get("overlaps", bool), **held
+    )
 
 
 def _firmware(table: _Table) -> Firmware:
-    places = table.table("emulated") if "emulated" in table.data else None
-    wrong = unknown_command(table.text("compiler"), table.texts("emulator"))
+    places = table.inside("emulated") if "emulated" in table.values else None
+    wrong = unknown_command(table.text("compiler"), table.texts_if_there("emulator"))
     if wrong is not None:
-        raise UserError(f"{table.file}: {table.place[:-1]} names a program that is not run", received=wrong)
+        raise UserError(f"{table.file}: {table.prefix[:-1]} names a program that is not run", received=wrong)
     for key in ("flags", "fast_flags"):
-        if any(re.fullmatch(r"-m[\w=.+,-]+", flag) is None for flag in table.texts(key)):
+        if any(re.fullmatch(r"-m[\w=.+,-]+", flag) is None for flag in table.texts_if_there(key)):
             raise table.wrong(key, "flags that name the processor, as -mcpu=cortex-m4")
     return Firmware(
         table.text("target"), table.word("kind", get_args(FirmwareKind)), table.text("source"), table.text("compiler"),
-        table.texts("flags"), table.texts("emulator"),
-        {} if places is None else {name: places.whole(name, 0) for name in places.data},
-        table.whole("stack_bytes", 0), table.texts("fast_flags"),
-        table.word("flash_driver", FLASH_DRIVERS) if "flash_driver" in table.data else None,
+        table.texts_if_there("flags"), table.texts_if_there("emulator"),
+        {} if places is None else {name: places.whole(name, 0) for name in places.values},
+        table.whole("stack_bytes", 0), table.texts_if_there("fast_flags"),
+        table.word("flash_driver", FLASH_DRIVERS) if "flash_driver" in table.values else None,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from edgetrain.firmware.arena import Arena
 from edgetrain.firmware.kernels import Scene, double, identifier, kernel_of, number
 from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Value
+from edgetrain.names import take_free_name
 from edgetrain.ops.replay import replay
 from edgetrain.ops.update import Settings
 from edgetrain.plan.plan import Compute, Free, Plan
@@ -101,7 +102,7 @@ def lasting_tensors(graph: Graph) -> list[Lasting]:
         role = graph.role(t)
         if role != "input" and tensor.storage not in read:
             continue
-        c_name = _free_name(identifier(tensor.name), taken)
+        c_name = take_free_name(identifier(tensor.name), taken)
         found.append(
             Lasting(
                 t,
@@ -123,15 +124,6 @@ def labels_of(graph: Graph) -> Iterator[tuple[int, int, int]]:
         if op.kind == "edgetrain.softmax_cross_entropy.forward":
             samples, classes = graph.tensors[op.reads[0]].shape
             yield op.reads[1], samples, classes
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    found, count = name, 1
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
 
 
 def emit(
@@ -330,7 +322,7 @@ class _Emitter:
             for storage in graph.new_storages[action.op]:
                 life = lives[storage, at]
                 over = None if life.over is None else names.now[life.over]
-                c_name = names.now[storage] = _free_name(labels[storage] + ("_again" if again else ""), seen)
+                c_name = names.now[storage] = take_free_name(labels[storage] + ("_again" if again else ""), seen)
                 yield f"    {self._declaration(graph, storage, c_name, life.offset, over)}"
             run = _again(op) if again else op
             kernel = kernel_of(run)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from edgetrain import ranges
+from edgetrain.dtypes import dtype_of
 from edgetrain.errors import EdgetrainError, UserError
 from edgetrain.files import checked_path, require_regular
 from edgetrain.firmware import counts
@@ -222,7 +223,7 @@ def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tens
                 f"batch {number} does not fit the firmware", expected=f"{described['name']}: {described['shape']}",
                 received=str(list(value.shape)),
             )  # fmt: skip
-        value = value.detach().to("cpu", getattr(torch, described["dtype"]))
+        value = value.detach().to("cpu", dtype_of(described["dtype"]))
         found += (value.permute(0, 2, 3, 1) if value.dim() == 4 else value).contiguous().numpy().tobytes()
     return found
 

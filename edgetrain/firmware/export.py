@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from edgetrain.arguments import checked
+from edgetrain.dtypes import dtype_name, dtype_of
 from edgetrain.errors import UserError
 from edgetrain.files import checked_path, explained, refuse_link
 from edgetrain.firmware import board_files
@@ -247,8 +248,8 @@ def _value(graph: Graph, item: Lasting, model: nn.Module, optimizer: torch.optim
     except (AttributeError, IndexError, KeyError) as error:
         raise _other(item.name) from error
     if value is None:
-        return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-    if tuple(value.shape) != tensor.shape or str(value.dtype) != f"torch.{tensor.dtype}":
+        return torch.zeros(tensor.shape, dtype=dtype_of(tensor.dtype))
+    if tuple(value.shape) != tensor.shape or dtype_name(value.dtype) != tensor.dtype:
         raise _other(item.name)
     return value
 
@@ -277,7 +278,7 @@ def _other(name: str) -> UserError:
 def in_memory(value: torch.Tensor, graph: Graph, t: int) -> bytes:
     """A tensor's bytes as firmware has them: images and filters with their channels innermost."""
     tensor = graph.tensors[t]
-    value = value.detach().to("cpu", getattr(torch, tensor.dtype))
+    value = value.detach().to("cpu", dtype_of(tensor.dtype))
     if len(tensor.shape) == 4:
         value = value.permute(0, 2, 3, 1)
     return value.contiguous().numpy().tobytes()

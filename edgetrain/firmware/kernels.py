@@ -18,6 +18,7 @@ import numpy as np
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
+from edgetrain.names import take_free_name
 
 FOLDER = Path(__file__).parent / "kernels"
 _PRODUCTS = ("products", "tiles", "products_of_runs", "products_of_columns", "products_of_run_and_columns")
@@ -51,12 +52,7 @@ class Scene:
         """The name of a shape struct with these numbers."""
         text = f"{struct} {{{', '.join(f'.{key} = {value}' for key, value in fields.items())}}}"
         if text not in self.shapes:
-            name, count = hint, 1
-            while name in self.taken:
-                count += 1
-                name = f"{hint}_{count}"
-            self.taken.add(name)
-            self.shapes[text] = name
+            self.shapes[text] = take_free_name(hint, self.taken)
         return self.shapes[text]
 
     def shape(self, t: int) -> tuple[int, ...]:

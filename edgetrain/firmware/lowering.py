@@ -17,6 +17,7 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.firmware.instead import LAYERS, instead
 from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
 from edgetrain.graph.rewrite.fuse import compact
+from edgetrain.names import take_free_name
 
 ABOUT = "firmware"  # the key in `Graph.about` by which a lowered graph is known
 WORD_BYTES = 4
@@ -195,12 +196,7 @@ class Lowering:
         return len(self.tensors) - 1
 
     def unique(self, name: str) -> str:
-        found, count = name, 1
-        while found in self.names:
-            count += 1
-            found = f"{name}_{count}"
-        self.names.add(found)
-        return found
+        return take_free_name(name, self.names)
 
     def add(
         self, kind: str, args: Sequence[Value], outputs: Sequence[int], *,

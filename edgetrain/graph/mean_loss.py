@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
+from edgetrain.names import short_name
 
 _NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 _MEAN, _SUM = 1, 2  # torch's numbers of the reductions
@@ -101,8 +102,7 @@ def _is_batch_norm(op: Op) -> bool:
 
 
 def _short(op: Op) -> str:
-    space, _, name = op.kind.partition(".")
-    return name if space == "edgetrain" else name.partition(".")[0]
+    return short_name(op.kind)
 
 
 def _refused(op: Op, what: str) -> UserError:

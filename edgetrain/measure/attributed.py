@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, cast, get_args
 
-from edgetrain.files import write_atomic
-from edgetrain.measure.record import Fields, Origin, checked_schema, read_json
+from edgetrain.files import write_text
+from edgetrain.measure.record import Origin
+from edgetrain.saved import Fields, read_object
 
 SCHEMA = 1
 FILE = "attribution.json"
-_MOST_QUANTITIES = 100
+_MAX_QUANTITIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +98,21 @@ def _known(value: float | None, steps: int) -> float | None:
 
 def save_attributed(found: Sequence[Attributed], folder: Path) -> None:
     data = {"schema": SCHEMA, "attributed": [asdict(one) for one in found]}
-    write_atomic(folder / FILE, json.dumps(data, allow_nan=False).encode())
+    write_text(folder / FILE, json.dumps(data, allow_nan=False))
 
 
 def load_attributed(folder: Path, n_ops: int) -> tuple[Attributed, ...]:
     """What a run folder holds for a timeline of so many ops; nothing where it has no attribution.json."""
     if not (folder / FILE).exists():
         return ()
-    data = read_json(folder / FILE)
-    checked_schema(data, SCHEMA)
-    listed = data.get("attributed", list)
-    if len(listed) > _MOST_QUANTITIES:
-        raise data.wrong("attributed", f"at most {_MOST_QUANTITIES} quantities", str(len(listed)))
-    return tuple(_attributed(Fields(data.file, {"attributed": one}).inside("attributed"), n_ops) for one in listed)
+    data = read_object(folder / FILE)
+    data.schema(SCHEMA)
+    return tuple(_attributed(entry, n_ops) for entry in data.each("attributed", _MAX_QUANTITIES))
 
 
 def _attributed(data: Fields, n_ops: int) -> Attributed:
-    listed = data.get("groups", list)
-    found = tuple(
-        _group_from(Fields(data.file, {"groups": one}, data.prefix).inside("groups"), n_ops) for one in listed
-    )
-    places = [place for group in found for place in group.ops]
+    groups = tuple(_group_from(entry, n_ops) for entry in data.each("groups"))
+    places = [place for group in groups for place in group.ops]
     if len(set(places)) < len(places):
         raise data.wrong("groups", "each op in one group at most", f"op {max(places, key=places.count)} in several")
     return Attributed(
@@ -125,7 +120,7 @@ def _attributed(data: Fields, n_ops: int) -> Attributed:
         unit=data.get("unit", str),
         origin=cast(Origin, data.choice("origin", get_args(Origin))),
         source=data.get("source", str),
-        groups=found,
+        groups=groups,
         windows=data.get("windows", int),
         noise=data.maybe("noise", float),
     )

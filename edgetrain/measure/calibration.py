@@ -29,12 +29,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgetrain import saved
 from edgetrain.errors import UserError
-from edgetrain.files import write_atomic
+from edgetrain.files import write_text
 from edgetrain.interrupts import not_for_children
+from edgetrain.machine import processor_name, usable_cores
 from edgetrain.measure.sensors import core_time
 from edgetrain.measure.sensors.source import text
+from edgetrain.saved import load as load_saved
 
 # A plug meter is good to 2 %; work that is no matrix product takes some 10 % more or less than one; the supply's losses
 # are no straight line.
@@ -82,12 +83,10 @@ class Calibration:
 def machine(root: Path = Path("/")) -> Machine:
     """The machine whose files lie under a root."""
     info = text(root / "proc/cpuinfo") or ""
-    name = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), None)
-    board = text(root / "proc/device-tree/model")
     stat = (text(root / "proc/stat") or "").encode()
     cores = len([core for core in core_time.parse(stat) if core != "cpu"])
     x86 = "GenuineIntel" in info or "AuthenticAMD" in info
-    return Machine(board or name or platform.machine(), cores, x86)
+    return Machine(processor_name(root) or platform.machine(), cores, x86)
 
 
 # ---- to a file and back
@@ -105,7 +104,7 @@ def save(made: Calibration) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot make the folder {path.parent}: {error.strerror or error}.") from error
-    write_atomic(path, (json.dumps(asdict(made), indent=2) + "\n").encode())
+    write_text(path, json.dumps(asdict(made), indent=2) + "\n")
     return path
 
 
@@ -114,7 +113,7 @@ def load(of: Machine) -> Calibration | None:
     path = file()
     if not path.exists():
         return None
-    kept = saved.load(path, "calibration", _calibration, next_step=f"remove it and calibrate again: {path}")
+    kept = load_saved(path, "calibration", _calibration, next_step=f"remove it and calibrate again: {path}")
     return kept if kept.machine == of else None
 
 
@@ -165,9 +164,8 @@ def calibrate(
 
     ask: "idle" or "busy" → the watts read. cores: how many are put to work; all that this process may use, or fewer.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle_w, idle_cores = _watched("idle", ask, idle_s, root)
-    with _at_work(cores or usable):
+    with _at_work(cores or usable_cores()):
         busy_w, busy_cores = _watched("busy", ask, busy_s, root)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return checked(Calibration(machine(root), made, idle_w, busy_w, idle_cores, busy_cores))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgetrain import saved
 from edgetrain.measure.compare import Compared, compare_values, require_tolerance
 from edgetrain.measure.record import Value
+from edgetrain.saved import load as load_saved
 
 SCHEMA = 1
 KEY = "edgetrain instruction counts"
@@ -34,7 +34,7 @@ class Counts:
 
 
 def load_counts(file: Path) -> Counts:
-    return saved.load(file, "file of instruction counts", _counts, next_step="write it with benchmarks/firmware.py")
+    return load_saved(file, "file of instruction counts", _counts, next_step="write it with benchmarks/firmware.py")
 
 
 def _counts(data: Any) -> Counts:

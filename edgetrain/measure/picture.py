@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgetrain import files, saved
-from edgetrain.errors import UserError
-from edgetrain.files import write_atomic
+from edgetrain.files import write_text
 from edgetrain.plan.budget import show_bytes
 from edgetrain.run.memory import MemoryTrace
+from edgetrain.saved import load as load_saved
 
 SCHEMA = 1
 FILE = "memory.json"
@@ -156,20 +155,12 @@ def save(picture: Picture, folder: Path) -> None:
     data = {"edgetrain memory": SCHEMA, **asdict(picture)}
     for curve in data["curves"]:
         curve["instants"] = [list(instant.values()) for instant in curve["instants"]]
-    write_atomic(folder / FILE, json.dumps(data, allow_nan=False).encode())
+    write_text(folder / FILE, json.dumps(data, allow_nan=False))
 
 
 def load(folder: Path) -> Picture:
     """Read memory.json back; one that is not ours is a UserError."""
-    file = folder / FILE
-    try:
-        data = files.read(file)
-    except UserError as error:
-        raise UserError(f"{file} cannot be read", received=error.received) from error
-    try:
-        return _picture(files.plain_json(data))
-    except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise UserError(f"{file} holds no picture of memory of edgetrain", received=saved.in_words(error)) from error
+    return load_saved(folder / FILE, "picture of memory", _picture)
 
 
 def _picture(data: dict[str, Any]) -> Picture:

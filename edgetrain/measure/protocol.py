@@ -28,7 +28,7 @@ from edgetrain.measure.intervals import Interval, ratio_interval
 from edgetrain.measure.metrics import Span
 from edgetrain.measure.sampler import Sampler
 from edgetrain.measure.samples import Samples, read_samples
-from edgetrain.measure.sampling import Summary
+from edgetrain.measure.samples_file import Summary
 from edgetrain.measure.sensors.source import Source
 from edgetrain.measure.steady import Steady, warm_up
 from edgetrain.measure.timeline import Timeline, Tracer

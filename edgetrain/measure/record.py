@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import shutil
@@ -27,31 +26,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Literal, TypeVar, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 
-from edgetrain import files
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.files import TEMPORARY, explained, write_atomic
+from edgetrain.files import TEMPORARY, checked_path, explained, refuse_links, writable, write_text
+from edgetrain.machine import processor_name, usable_cores
+from edgetrain.saved import Fields, is_finite, read_object
 
 SCHEMA = 2  # 1 had no intervals and no notes
 Origin = Literal["measured", "derived", "modelled", "unavailable"]
 Status = Literal["running", "finished", "stopped", "failed"]
 Scalar = int | float | str | bool
-T = TypeVar("T")
 
-_LARGEST = 10**300
 _LOCK = ".lock"
 _BARE = {_LOCK, "config.json", "record.json", "metrics.jsonl"}  # what a run has written before its first step
-_KINDS: dict[type, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ class Value:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        if not _finite(self.value) or self.origin not in get_args(Origin) or self._is_missing_wrongly():
+        if not is_finite(self.value) or self.origin not in get_args(Origin) or self._is_missing_wrongly():
             raise UserError(
                 "A summary value does not say where it came from.",
                 expected=f"a finite value that is {', '.join(get_args(Origin)[:3])}, or None that is unavailable",
@@ -92,14 +82,7 @@ class Value:
             return self.low is None and self.high is None
         if isinstance(self.value, bool | str) or self.value is None:
             return False
-        return _finite(self.low) and _finite(self.high) and self.low <= self.value <= self.high
-
-
-def _finite(value: object) -> bool:
-    """Is it something that can be shown and computed with? A whole number of any length is JSON, too."""
-    if isinstance(value, int):
-        return abs(value) < _LARGEST
-    return not isinstance(value, float) or math.isfinite(value)
+        return is_finite(self.low) and is_finite(self.high) and self.low <= self.value <= self.high
 
 
 @dataclass(frozen=True)
@@ -170,7 +153,7 @@ class RunFolder:
 
         begun: take one too in which a training run was killed before it had a record.
         """
-        folder = RunFolder(files.checked_path(path, "folder"))
+        folder = RunFolder(checked_path(path, "folder"))
         folder.refuse_links()
         with explained(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -199,7 +182,7 @@ class RunFolder:
     def refuse_links(self) -> None:
         """Nothing of a run is written through a link that lies in its folder."""
         for folder in (self.path, self.checkpoints):
-            files.refuse_links(folder)
+            refuse_links(folder)
 
     @property
     def is_begun(self) -> bool:
@@ -207,18 +190,18 @@ class RunFolder:
         with contextlib.suppress(OSError, UserError):
             names = {entry.name for entry in self.path.iterdir()}
             config = self.path / "config.json"
-            ours = config.name not in names or not config.stat().st_size or "model" in read_json(config).values
+            ours = config.name not in names or not config.stat().st_size or "model" in read_object(config).values
             return ours and all(name in _BARE | {self.checkpoints.name} or _ours(name) for name in names)
         return False
 
     def save(self, record: Record) -> None:
         """Write the record: after a crash the file holds the old record or this one, never a part."""
         text = json.dumps(asdict(record), indent=2, allow_nan=False) + "\n"
-        write_atomic(self.record_file, text.encode())
+        write_text(self.record_file, text)
 
     def load(self) -> Record:
         """Read the record back; a missing, damaged or foreign one is a UserError."""
-        return _record(read_json(self.record_file))
+        return _record(read_object(self.record_file))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -228,7 +211,7 @@ class RunFolder:
         """
         self.refuse_links()
         with explained(self.path):
-            file = files.writable(self.path / _LOCK, "ab")
+            file = writable(self.path / _LOCK, "ab")
         with file:
             if not _flock(file.fileno()):
                 raise Taken(
@@ -274,14 +257,13 @@ def new_record(command: Sequence[str], **files: str) -> Record:
 
 def this_machine() -> Machine:
     """Describe the machine this process runs on."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
-        cpu=_cpu_name(),
+        cpu=processor_name(),
         cores=os.cpu_count(),
-        usable_cores=usable,
+        usable_cores=usable_cores(),
         memory_bytes=memory,
         os=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
@@ -306,88 +288,11 @@ def checked_name(name: str) -> str:
 # Reading what is not trusted
 
 
-@dataclass(frozen=True)
-class Fields:
-    """One JSON object of a file; each read checks the type, and a wrong one names the file and the field."""
-
-    file: Path
-    values: Mapping[str, object]
-    prefix: str = ""
-
-    def get(self, name: str, kind: type[T]) -> T:
-        """The field, which must be there and of this type; a whole number is a number, true is not 1."""
-        value = self.values.get(name, ...)
-        if (type(value) is kind or (kind is float and type(value) is int)) and _finite(value):
-            return cast(T, value)
-        raise self.wrong(name, _KINDS[kind], "nothing" if value is ... else f"{type(value).__name__} {value!r:.60}")
-
-    def maybe(self, name: str, kind: type[T]) -> T | None:
-        """The field, or None where the file says null."""
-        return None if self.values.get(name, ...) is None else self.get(name, kind)
-
-    def inside(self, name: str) -> Fields:
-        """The object in a field."""
-        return Fields(self.file, self.get(name, dict), f"{self.prefix}{name}.")
-
-    def choice(self, name: str, allowed: Sequence[str]) -> str:
-        """A text out of a list."""
-        value = self.get(name, str)
-        if value not in allowed:
-            raise self.wrong(name, " or ".join(allowed), repr(value[:60]))
-        return value
-
-    def wrong(self, name: str, expected: str, received: str) -> UserError:
-        """The error for a field that is not what it should be."""
-        return UserError(f"{self.file}: field '{self.prefix}{name}' is wrong.", expected=expected, received=received)
-
-
-def read_whole(file: Path) -> bytes:
-    """All bytes of a file of a run folder."""
-    try:
-        return files.read(file)
-    except UserError as error:
-        raise UserError(f"Cannot read {file}: {error.received or error.what}.") from error
-
-
-def read_json(file: Path) -> Fields:
-    """Read a file that should hold one JSON object; NaN and infinity are no JSON."""
-    content = read_whole(file)
-    try:
-        data = json.loads(
-            content.decode(),
-            parse_constant=_no_constant,
-            object_pairs_hook=files.each_key_once,
-        )
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not valid JSON.", received=str(error)[:200]) from error
-    if not isinstance(data, dict):
-        raise UserError(f"{file} does not hold a JSON object.", received=type(data).__name__)
-    return Fields(file, data)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
-def checked_schema(data: Fields, newest: int) -> int:
-    """The schema of a file, from 1 up to the newest that is known here; any other is a UserError."""
-    schema = data.get("schema", int)
-    if 1 <= schema <= newest:
-        return schema
-    newer = schema > newest
-    raise UserError(
-        f"{data.file} was written by {'a newer' if newer else 'another'} version of edgetrain.",
-        expected=f"schema {newest}" if newest == 1 else f"schema 1 to {newest}",
-        received=f"schema {schema!r:.60}",
-        next_step="Update edgetrain, or read it with the version that wrote it." if newer else None,
-    )
-
-
 def _record(data: Fields) -> Record:
-    checked_schema(data, SCHEMA)
+    data.schema(SCHEMA)
     return Record(
         created=data.get("created", str),
-        command=_texts(data, "command"),
+        command=data.texts("command"),
         versions=_versions_from(data.inside("versions")),
         commit=data.maybe("commit", str),
         dirty=data.maybe("dirty", bool),
@@ -395,13 +300,8 @@ def _record(data: Fields) -> Record:
         status=cast(Status, data.choice("status", get_args(Status))),
         summary=_summary(data.inside("summary")),
         files=_files(data.inside("files")),
-        notes=_texts(data, "notes") if "notes" in data.values else (),
+        notes=data.texts("notes") if "notes" in data.values else (),
     )
-
-
-def _texts(data: Fields, name: str) -> tuple[str, ...]:
-    values = data.get(name, list)
-    return tuple(Fields(data.file, {name: value}, data.prefix).get(name, str) for value in values)
 
 
 def _versions_from(data: Fields) -> Versions:
@@ -428,7 +328,7 @@ def _summary(data: Fields) -> dict[str, Value]:
 def _value(data: Fields) -> Value:
     value = data.values.get("value", ...)
     if value is not None and not isinstance(value, Scalar):
-        raise data.wrong("value", "a number, text, true, false or null", repr(value)[:60])
+        raise data.wrong("value", "a number, text, true, false or null")
     unit, origin = data.get("unit", str), cast(Origin, data.choice("origin", get_args(Origin)))
     low, high = (data.maybe(name, float) if name in data.values else None for name in ("low", "high"))
     try:
@@ -478,16 +378,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout.strip()
-
-
-def _cpu_name() -> str | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    with contextlib.suppress(OSError):  # ARM boards name the board, not the core
-        return Path("/proc/device-tree/model").read_text(errors="replace").strip("\0 \n")
-    return platform.processor() or None
 
 
 def _is_bare(path: Path) -> bool:

@@ -33,8 +33,10 @@ from typing import IO, Any
 import edgetrain.measure
 from edgetrain.errors import InternalError, UserError
 from edgetrain.measure.processor import spare_cores
-from edgetrain.measure.sampling import Paced, Read, Summary, Task
+from edgetrain.measure.samples_file import Read, Summary
+from edgetrain.measure.sampling import Task
 from edgetrain.measure.sensors import Source, find
+from edgetrain.measure.series import Paced
 
 LEAST_PERIOD_S, MOST_PERIOD_S = 0.001, 60.0
 _PATIENCE_S = 20.0  # a driver's library can take seconds to start

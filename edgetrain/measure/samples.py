@@ -1,4 +1,4 @@
-"""Samples read back: what `sampling.py` wrote, as arrays.
+"""Samples read back: what the sampler wrote, as arrays.
 
 In:  samples.bin and samples.json of a run folder, from anywhere: nothing in them is trusted.
 Out: `Samples`, one `Series` a source: when each reading began and ended, and a column of values a channel.
@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import UserError
-from edgetrain.measure.record import Fields, read_json, read_whole
-from edgetrain.measure.sampling import BLOCK, FORMAT, MOST_NAME, SAMPLES, SCHEMA, SUMMARY, Read, Summary
+from edgetrain.measure.samples_file import FORMAT, MAX_NAME, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel, Kind, Unit
+from edgetrain.measure.series import BLOCK
+from edgetrain.saved import Fields, read_object, read_whole
 
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
@@ -97,16 +98,14 @@ def read_samples(folder: Path | str) -> Samples:
 
 def read_summary(folder: Path | str) -> Summary:
     """How the sampler of a run folder fared."""
-    data = read_json(Path(folder) / SUMMARY)
+    data = read_object(Path(folder) / SUMMARY)
     kinds: dict[str, type] = {"ended": str, "keeps_up": bool, "ticks_due": int, "ticks_delivered": int}
     kinds |= {"scheduling": str, "resident_bytes": int, "wall_offset_start_ns": int, "wall_offset_end_ns": int}
     values: dict[str, Any] = {"ended": data.get("ended", str)}
     for field in fields(Summary):
         if field.name not in ("ended", "sources", "notes"):
             values[field.name] = data.maybe(field.name, kinds.get(field.name, float))
-    sources = [Fields(data.file, {"sources": one}).inside("sources") for one in data.get("sources", list)]
-    notes = [Fields(data.file, {"notes": one}).get("notes", str) for one in data.get("notes", list)]
-    return Summary(**values, sources=tuple(map(_read, sources)), notes=tuple(notes))
+    return Summary(**values, sources=tuple(map(_read, data.each("sources"))), notes=data.texts("notes"))
 
 
 def _read(data: Fields) -> Read:
@@ -125,32 +124,19 @@ def _header(file: Path, line: bytes) -> Fields:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError(f"{file} holds no samples of edgetrain.", expected=f"a header of the format '{FORMAT}'")
     head = Fields(file, data)
-    schema = head.get("schema", int)
-    if schema != SCHEMA:
-        raise UserError(
-            f"{file} was written by another version of edgetrain.",
-            expected=f"schema {SCHEMA}",
-            received=f"schema {schema}",
-            next_step="Read it with the version that wrote it.",
-        )
+    head.schema(SCHEMA)
     head.choice("clock", ("monotonic",))
     return head
 
 
 def _sources(head: Fields) -> list[tuple[str, tuple[Channel, ...]]]:
-    listed = head.get("sources", list)
-    if len(listed) > MOST_SOURCES:
-        raise head.wrong("sources", f"at most {MOST_SOURCES} sources", f"{len(listed)}")
-    found = [_source(Fields(head.file, {"source": one}).inside("source")) for one in listed]
-    _distinct(head, "sources", [name for name, _ in found])
-    return found
+    sources = [_source(entry) for entry in head.each("sources", MOST_SOURCES)]
+    _distinct(head, "sources", [name for name, _ in sources])
+    return sources
 
 
 def _source(data: Fields) -> tuple[str, tuple[Channel, ...]]:
-    listed = data.get("channels", list)
-    if len(listed) > MOST_CHANNELS:
-        raise data.wrong("channels", f"at most {MOST_CHANNELS} channels", f"{len(listed)}")
-    channels = tuple(_channel(Fields(data.file, {"channel": one}, data.prefix).inside("channel")) for one in listed)
+    channels = tuple(map(_channel, data.each("channels", MOST_CHANNELS)))
     _distinct(data, "channels", [channel.name for channel in channels])
     return _name(data, "name"), channels
 
@@ -174,8 +160,8 @@ def _channel(data: Fields) -> Channel:
 def _name(data: Fields, field: str) -> str:
     """Names become keys, lines of a table, perhaps files: nothing in one may lead anywhere."""
     name = data.get(field, str)
-    if not 0 < len(name) <= MOST_NAME or not name.isprintable() or set(name) & set("/\\"):
-        raise data.wrong(field, f"1 to {MOST_NAME} printable characters without slashes", repr(name[:60]))
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or set(name) & set("/\\"):
+        raise data.wrong(field, f"1 to {MAX_NAME} printable characters without slashes", repr(name[:60]))
     return name
 
 

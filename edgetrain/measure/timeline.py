@@ -27,18 +27,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgetrain import files
 from edgetrain.costs.work import work
 from edgetrain.errors import UserError
-from edgetrain.files import explained, write_atomic
+from edgetrain.files import explained, writable, write_text
 from edgetrain.graph.ir import PHASES, Graph, Phase
-from edgetrain.measure.record import Fields, read_json, read_whole
 from edgetrain.native.marks import Marks as Marker
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
+from edgetrain.saved import Fields, read_object, read_whole
 
 SCHEMA = 1
 WHAT_FILE, WHEN_FILE = "timeline.json", "timeline.bin"
@@ -124,7 +123,7 @@ class Tracer:
         self._rows += new
         self._marked, self._kept_ns = [], time.monotonic_ns()
         if self._folder is not None and new:
-            with explained(self._folder / WHEN_FILE), files.writable(self._folder / WHEN_FILE, "ab") as file:
+            with explained(self._folder / WHEN_FILE), writable(self._folder / WHEN_FILE, "ab") as file:
                 file.write(np.concatenate(new).astype("<i8").tobytes())
 
     def result(self) -> Timeline:
@@ -152,7 +151,7 @@ class Tracer:
     def _write_ops(self) -> None:
         if self._folder is not None:
             data = {"schema": SCHEMA, "ops": [asdict(op) for op in self._ops]}
-            write_atomic(self._folder / WHAT_FILE, json.dumps(data).encode())
+            write_text(self._folder / WHAT_FILE, json.dumps(data))
             (self._folder / WHEN_FILE).unlink(missing_ok=True)
 
 
@@ -242,16 +241,9 @@ def load_timeline(folder: Path) -> Timeline | None:
     """What a run folder holds of a timeline, up to its last whole step; None where it holds none."""
     if not (folder / WHAT_FILE).exists():
         return None
-    data = read_json(folder / WHAT_FILE)
-    if data.get("schema", int) != SCHEMA:
-        raise UserError(
-            f"{data.file} was written by another version of edgetrain.", expected=f"schema {SCHEMA}",
-            received=f"schema {data.get('schema', int)}", next_step="Read it with the version that wrote it.",
-        )  # fmt: skip
-    listed = data.get("ops", list)
-    if len(listed) > MOST_OPS:
-        raise data.wrong("ops", f"at most {MOST_OPS}", str(len(listed)))
-    ops = tuple(_op_from(Fields(data.file, {"ops": entry}).inside("ops")) for entry in listed)
+    data = read_object(folder / WHAT_FILE)
+    data.schema(SCHEMA)
+    ops = tuple(_op_from(entry) for entry in data.each("ops", MOST_OPS))
     raw = read_whole(folder / WHEN_FILE)
     width = 2 + 2 * len(ops)
     table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 
+from edgetrain.dtypes import dtype_name
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import optimizers
 from edgetrain.graph.ir import Graph
@@ -127,7 +128,7 @@ _COUNTED = Range(0, 1e15, whole=False)
 def _described(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return "nothing" if value is None else shown(value)
-    kind = str(value.dtype).removeprefix("torch.")
+    kind = dtype_name(value.dtype)
     return f"{kind}{list(value.shape)} on {value.device}" + ("" if value.layout == torch.strided else ", sparse")
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from edgetrain.errors import Infeasible
 from edgetrain.graph.ir import PERSISTENT, Graph
+from edgetrain.machine import process_bytes
 from edgetrain.native import arena
 from edgetrain.plan.budget import show_bytes
 
@@ -73,7 +74,7 @@ def resident_bytes() -> int:
     waiting, total = [os.getpid()], 0
     while waiting:
         pid = waiting.pop()
-        total += _resident(pid)
+        total += process_bytes("VmRSS", pid) or 0
         waiting += _children(pid)
     return total
 
@@ -86,11 +87,3 @@ def _children(pid: int) -> list[int]:
     except OSError:
         return found
     return found
-
-
-def _resident(pid: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -33,6 +33,7 @@ from edgetrain.costs import calls
 from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a_trace
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
 from edgetrain.costs.work import Work, work
+from edgetrain.dtypes import dtype_of
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, Ref
 from edgetrain.measure.sensors.room import require_room, room_bytes
@@ -168,7 +169,7 @@ def _workspace(graph: Graph, number: int, of: Work) -> int:
 
 
 def _by_onednn(graph: Graph, op: Op) -> bool:
-    types = {getattr(torch, graph.tensors[t].dtype) for t in op.reads}
+    types = {dtype_of(graph.tensors[t].dtype) for t in op.reads}
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled) and types.issubset(_FLOAT_S)
 
 

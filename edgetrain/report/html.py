@@ -14,9 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from edgetrain import files
 from edgetrain.errors import UserError
-from edgetrain.files import write_atomic
+from edgetrain.files import plain_json, read, write_text
 from edgetrain.measure.picture import Picture
 from edgetrain.measure.record import Record, RunFolder
 from edgetrain.report import memory, profile, summary
@@ -66,7 +65,7 @@ def write_page(folders: Sequence[RunFolder], out: Path) -> Path:
     title = "edgetrain: " + ", ".join(run.name for run in runs)
     body = summary.side_by_side([(run.name, run.record) for run in runs])
     body += "".join(_section(run, number) for number, run in enumerate(runs))
-    write_atomic(out, _page(clip(title), body, [run for run in runs if run.is_profile], runs).encode())
+    write_text(out, _page(clip(title), body, [run for run in runs if run.is_profile], runs))
     return out
 
 
@@ -141,7 +140,7 @@ def _metric_charts(folder: RunFolder) -> Iterator[Chart]:
     if not folder.metrics_file.is_file():
         return
     events = []
-    lines = files.read(folder.metrics_file).decode(errors="replace").splitlines(keepends=True)
+    lines = read(folder.metrics_file).decode(errors="replace").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # cut off while it was written
     for place, text in enumerate(lines, start=1):
@@ -169,7 +168,7 @@ def _saved_charts(folder: RunFolder) -> Iterator[Chart | Bars]:
     if not file.is_file():
         return
     try:
-        for data in files.plain_json(files.read(file)):
+        for data in plain_json(read(file)):
             title, note, y = str(data["title"]), str(data["note"]), str(data["y"])
             marks = _named(data.get("marks", []))
             if "bars" in data:

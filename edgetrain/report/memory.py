@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from edgetrain.files import write_atomic
+from edgetrain.files import write_text
 from edgetrain.measure.picture import Curve, Frontier, Picture, Point, Table, load
 from edgetrain.measure.record import Record, RunFolder
 from edgetrain.plan.budget import show_bytes
@@ -36,7 +36,7 @@ def write_page(folder: RunFolder, out: Path) -> Path:
         f"<title>{escape(picture.title)}</title><style>{STYLE}</style></head><body>"
         f"{sections(picture)}{_made_by(folder.load())}</body></html>\n"
     )
-    write_atomic(out, page.encode())
+    write_text(out, page)
     return out
 
 

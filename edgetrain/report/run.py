@@ -18,7 +18,7 @@ from edgetrain.measure.attributed import Attributed, load_attributed
 from edgetrain.measure.picture import Picture
 from edgetrain.measure.record import Record, RunFolder
 from edgetrain.measure.samples import Samples, read_samples, read_summary
-from edgetrain.measure.sampling import SAMPLES, SUMMARY
+from edgetrain.measure.samples_file import SAMPLES, SUMMARY
 from edgetrain.measure.timeline import WHEN_FILE, Timeline, load_timeline
 from edgetrain.report.tracks import Track, tracks
 

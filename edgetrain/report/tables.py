@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.files import explained, write_atomic
+from edgetrain.files import explained, write_text
 from edgetrain.report.breakdown import Row, between_ops_s, by_kind, by_layer, by_op, by_phase
 from edgetrain.report.run import Run
 from edgetrain.report.tracks import Track
@@ -60,7 +60,7 @@ def _written(runs: Sequence[Run], folder: Path) -> Iterator[Path]:
         writer.writerow(header)
         for run in runs:
             writer.writerows([_cell(run.name), *map(_cell, row)] for row in rows(run))
-        write_atomic(folder / name, text.getvalue().encode())
+        write_text(folder / name, text.getvalue())
         yield folder / name
 
 

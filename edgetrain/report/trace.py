@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgetrain import files
+from edgetrain.files import write_atomic
 from edgetrain.measure.timeline import OpRun, Timeline
 from edgetrain.report.embedded import held_bytes
 from edgetrain.report.run import Run
@@ -43,7 +43,7 @@ _THREAD = 1
 def write_trace(runs: Sequence[Run], out: Path) -> Path:
     """One process of the trace for each run, each from its own beginning; whole or not at all."""
     head, tail = '{"displayTimeUnit":"ms","traceEvents":[\n', f'\n],"otherData":{_json(_about(runs))}}}\n'
-    files.write_atomic(out, (part.encode(errors="replace") for part in itertools.chain([head], _lines(runs), [tail])))
+    write_atomic(out, (part.encode(errors="replace") for part in itertools.chain([head], _lines(runs), [tail])))
     return out
 
 

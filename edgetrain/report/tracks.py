@@ -50,9 +50,6 @@ _BY_UNIT: dict[str, Quantity] = {
 }  # fmt: skip
 _CORE = re.compile(r"cpu\d+")
 _RATES = {"J": "W", "s": "1"}
-_SUFFIX = re.compile(
-    r"_(time_s|energy_j|power_w|frequency_hz|temperature_c|voltage_v|current_a|bytes|utilisation|c|s)$"
-)
 _MEAN = "mean of all cores"
 MOST_IN_A_LANE = 17
 
@@ -111,9 +108,8 @@ def _track(series: Series, channel: Channel, values: Floats) -> Track:
     if channel.counter:
         at, values = rate(at, values, channel.least_window_s)
         origin = "derived" if origin == "measured" else origin
-    name = _SUFFIX.sub("", channel.name).replace("_", " ").strip() or channel.name
     return Track(
-        name, f"{series.name}: {channel.name}", _quantity(channel),
+        channel.label, f"{series.name}: {channel.name}", _quantity(channel),
         _RATES.get(unit, f"{unit}/s") if channel.counter else unit, origin, at, values, channel.counter,
     )  # fmt: skip
 

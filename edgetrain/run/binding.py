@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgetrain.dtypes import dtype_name, dtype_of
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
@@ -56,7 +57,7 @@ class Binding:
             real = bind()
         except (AttributeError, KeyError, IndexError) as error:
             raise _other("model", f"{source.sort} {source.path}, {tensor}") from error
-        if (tuple(real.shape), str(real.dtype)) != (tensor.shape, f"torch.{tensor.dtype}"):
+        if (tuple(real.shape), dtype_name(real.dtype)) != (tensor.shape, tensor.dtype):
             raise _other("model", f"{source.sort} {source.path}, {tensor}")
         return bind
 
@@ -158,7 +159,7 @@ def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Ten
     """The item of the batch in the layout that the graph was captured with."""
     item: Any = batch[position] if position < len(batch) else None
     fits = isinstance(item, torch.Tensor) and tuple(item.shape) == tensor.shape
-    if not fits or str(item.dtype) != f"torch.{tensor.dtype}":
+    if not fits or dtype_name(item.dtype) != tensor.dtype:
         raise UserError(
             f"item {position} of the batch does not fit the captured step",
             expected=str(tensor),
@@ -213,7 +214,7 @@ def place_of_update(op: Op) -> tuple[int, int]:
 
 def _constant(graph: Graph, t: int) -> torch.Tensor:
     tensor = graph.tensors[t]
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    dtype = dtype_of(tensor.dtype)
     raw = bytearray(graph.constants[t])
     if not raw:
         return torch.empty(tensor.shape, dtype=dtype)

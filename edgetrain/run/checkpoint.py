@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 
 from edgetrain.errors import UserError
 from edgetrain.files import explained, refuse_links, require_regular, sync, writable
-from edgetrain.measure.record import Fields, read_json
+from edgetrain.saved import Fields, read_object
 
 SCHEMA = 1
 LARGEST_BYTES = 1 << 40  # of the tensors of a checkpoint
@@ -139,7 +139,7 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 def verified(path: Path) -> Checkpoint:
     """Check the two files of a checkpoint against their checksums; a UserError says what is wrong."""
-    file = read_json(path / "state.json")
+    file = read_object(path / "state.json")
     content = file.inside("content")
     schema = content.get("schema", int)
     if schema != SCHEMA:

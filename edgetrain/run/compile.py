@@ -44,6 +44,7 @@ from typing import Any
 
 import torch
 
+from edgetrain.dtypes import dtype_of
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
 from edgetrain.graph.rewrite.accumulate import ACCUMULATE
@@ -386,7 +387,7 @@ class Words:
     def _room(self, t: int) -> str:
         """A tensor for one number of the type, which is there before the step."""
         tensor = self.graph.tensors[t]
-        dtype: torch.dtype = getattr(torch, tensor.dtype)
+        dtype = dtype_of(tensor.dtype)
         name = f"room_{tensor.dtype}"
         if name not in self.table:
             self.table[name] = torch.empty((), dtype=dtype.to_real(), device=self.graph.storages[tensor.storage].device)

@@ -21,6 +21,7 @@ from torch import nn
 
 from edgetrain.arguments import checked
 from edgetrain.costs.table import Costs
+from edgetrain.dtypes import dtype_name
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.capture import foretold, optimizers
 from edgetrain.graph.capture.batches import other_type, place_of
@@ -353,7 +354,7 @@ class CompiledStep:
         for t, real in zip(self.graph.ops[op].creates, made, strict=False):
             tensor = self.graph.tensors[t]
             n_bytes = self.graph.storages[tensor.storage].n_bytes
-            found = (tuple(real.shape), str(real.dtype).removeprefix("torch."), real.untyped_storage().nbytes())
+            found = (tuple(real.shape), dtype_name(real.dtype), real.untyped_storage().nbytes())
             if self.graph.storages[tensor.storage].role in PERSISTENT:
                 n_bytes = found[2]  # a view of something that may itself be a part of something larger
             if found != (tensor.shape, tensor.dtype, n_bytes) or _steps(real) != _steps(tensor):

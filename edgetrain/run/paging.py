@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from edgetrain.dtypes import dtype_of
 from edgetrain.graph.ir import Graph
 from edgetrain.pagefile import Calls, Moved, PageFault, PageFile
 from edgetrain.plan.lifetimes import whole_tensors
@@ -35,7 +36,7 @@ class Pages:
     def back(self, slot: int) -> torch.Tensor:
         """The tensor with its memory; its numbers are there after `wait`."""
         like = self._tensors[slot]
-        tensor = torch.empty_strided(like.shape, like.stride, dtype=getattr(torch, like.dtype))
+        tensor = torch.empty_strided(like.shape, like.stride, dtype=dtype_of(like.dtype))
         self._coming[slot] = tensor
         self._read.add(slot)
         self._file.read(slot, tensor.untyped_storage().data_ptr())

@@ -43,6 +43,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from edgetrain import ranges
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.files import explained, sync
+from edgetrain.machine import process_bytes
 from edgetrain.measure.record import Record, RunFolder, Status, Value, new_record
 from edgetrain.native.surely import surely
 from edgetrain.run import checkpoint as checkpoints
@@ -337,7 +338,7 @@ class _Loop:
         self.step, self.samples, self.loss, self.saved = self.step + 1, self.samples + config.batch, loss, None
         self.trained_samples, self.trained_s = self.trained_samples + config.batch, self.trained_s + seconds
         self.scheduler.step()
-        rate, memory = config.batch / seconds, _process_bytes("VmRSS")
+        rate, memory = config.batch / seconds, process_bytes("VmRSS")
         if self.step % config.log_every_steps == 0:
             self._log("train", loss=loss, lr=lr, samples_per_s=rate, memory_bytes=memory)
         self._report(
@@ -419,7 +420,7 @@ class _Loop:
     def _log(self, event: str, **values: float | None) -> None:
         position = {"event": event, "step": self.step, "epoch": self.epoch, "samples": self.samples}
         if "memory_bytes" not in values:
-            values["memory_bytes"] = _process_bytes("VmRSS")
+            values["memory_bytes"] = process_bytes("VmRSS")
         metrics_file.append(self.trainer.folder.metrics_file, {**position, "lr": self.lr, **values})
 
     def _report(self, phase: Phase, done: int, total: int, **values: Any) -> None:
@@ -430,7 +431,7 @@ class _Loop:
         """What goes into the record; what was there stays where this process, resumed, learned nothing new."""
         evaluation = self.evaluation
         rate = self.trained_samples / self.trained_s if self.trained_s else None
-        peak = _process_bytes("VmHWM") if self.trained_s else None  # of a process that trained
+        peak = process_bytes("VmHWM") if self.trained_s else None  # of a process that trained
         values = {
             "steps": Value(self.step, "steps", "measured"),
             "samples": Value(self.samples, "samples", "measured"),
@@ -529,15 +530,6 @@ def _is_finite(tensor: Tensor) -> bool:
         return True
     low, high = torch.aminmax(tensor.detach())
     return math.isfinite(float(low)) and math.isfinite(float(high))
-
-
-def _process_bytes(name: str) -> int | None:
-    """A line of /proc/self/status, such as VmRSS; None where there is no such file."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _value(value: float | None, unit: str, origin: Literal["measured", "derived"]) -> Value:

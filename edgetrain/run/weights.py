@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from edgetrain.dtypes import dtype_name
 from edgetrain.errors import UserError
 from edgetrain.files import require_regular
 from edgetrain.ranges import shown
@@ -92,7 +93,7 @@ def _other_type(value: Tensor, own: Tensor) -> str | None:
         return None
     counts = not any(t.is_floating_point() or t.is_complex() for t in (value, own))
     same = counts and not (value != value.to(own.dtype)).any()
-    return None if same else f"{str(value.dtype).removeprefix('torch.')} for {str(own.dtype).removeprefix('torch.')}"
+    return None if same else f"{dtype_name(value.dtype)} for {dtype_name(own.dtype)}"
 
 
 def _not_finite(value: Tensor, own: Tensor) -> str | None:

@@ -1,7 +1,7 @@
 """Run folders of profile runs, for tests: the timeline of a real small step, and samples whose truth is known.
 
 The samples are not of a sensor. They are computed from the timeline: power by the kind of op, cores busy while a step
-runs, memory that follows the steps; written in the format of `measure/sampling.py`.
+runs, memory that follows the steps; written in the format of `measure/samples_file.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from edgetrain.measure.attributed import Attributed, Group, save_attributed
 from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.picture import traced
 from edgetrain.measure.record import RunFolder, Value, new_record
-from edgetrain.measure.sampling import BLOCK, FORMAT, SAMPLES, SCHEMA, SUMMARY, Read, Summary
+from edgetrain.measure.samples_file import FORMAT, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel
+from edgetrain.measure.series import BLOCK
 from edgetrain.measure.timeline import WHAT_FILE, Timeline, Tracer
 from edgetrain.run.step import Step
 

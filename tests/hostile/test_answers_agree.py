@@ -33,7 +33,7 @@ from edgetrain.measure.profile import _energy
 from edgetrain.measure.protocol import Measured
 from edgetrain.measure.record import Value
 from edgetrain.measure.samples import Samples, Series
-from edgetrain.measure.sampling import Summary
+from edgetrain.measure.samples_file import Summary
 from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
 from edgetrain.measure.sensors.source import Channel, Kind
 from edgetrain.measure.steady import MOST_SPREAD, spread_of, steady

@@ -29,13 +29,14 @@ from edgetrain.firmware.build import build, load_project
 from edgetrain.graph.ir import Graph
 from edgetrain.measure import picture
 from edgetrain.measure.counts import load_counts
-from edgetrain.measure.record import RunFolder, new_record, read_json
+from edgetrain.measure.record import RunFolder, new_record
 from edgetrain.measure.samples import read_samples
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
 from edgetrain.run import metrics_file
 from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.weights import load_weights
+from edgetrain.saved import read_object
 from edgetrain.zoo import datasets
 from edgetrain.zoo.datasets import bearings
 
@@ -63,7 +64,7 @@ def in_folder(name: str, read: Callable[[Path], object]) -> Callable[[Path], obj
 
 READERS: dict[str, Callable[[Path], object]] = {
     "plan": Plan.load, "micro plan": MicroPlan.load, "costs": Costs.load, "graph": Graph.load, "counts": load_counts,
-    "record": in_folder("record.json", lambda folder: RunFolder(folder).load()), "json": read_json,
+    "record": in_folder("record.json", lambda folder: RunFolder(folder).load()), "json": read_object,
     "project": in_folder("project.json", load_project), "memory": in_folder("memory.json", picture.load),
     "samples": in_folder("samples.bin", read_samples), "device": device.load, "weights": weights,
     "bearings": in_folder("x.npz", bearings.load),

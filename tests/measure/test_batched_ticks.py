@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from edgetrain.measure import batched_ticks
-from edgetrain.measure.batched_ticks import LONGEST_RUN_NS, possible
+from edgetrain.measure.batched_ticks import MAX_RUN_NS, possible
 from edgetrain.measure.power_model import with_model
 from edgetrain.measure.samples import read_samples
-from edgetrain.measure.sampling import Clock, Paced, Series, Stop, Summary, Task, record
+from edgetrain.measure.samples_file import Summary
+from edgetrain.measure.sampling import Task, record
 from edgetrain.measure.sensors import find
 from edgetrain.measure.sensors.process_time import ProcessClock
 from edgetrain.measure.sensors.source import Channel, Direct, Files, Number, Numbers, OpenFile, Source
+from edgetrain.measure.series import Paced, Series
+from edgetrain.measure.ticks import Clock, Stop
 from edgetrain.native.ticks import load
 from tests.measure.fake_sources import Fake
 
@@ -48,7 +51,7 @@ def test_every_tick_has_a_row_of_each_source(tmp_path: Path, in_c: bool) -> None
     samples = read_samples(tmp_path)
     clock, read = samples.source("process time"), samples.source("files")
     assert len(clock.values) == len(read.values) == summary.ticks_delivered
-    assert summary.ticks_due == pytest.approx(120, abs=LONGEST_RUN_NS // PERIOD_NS)
+    assert summary.ticks_due == pytest.approx(120, abs=MAX_RUN_NS // PERIOD_NS)
     assert (read.values == [3.5, -6.0]).all()
     assert (np.diff(clock.values[:, 0]) >= 0).all()
     assert (clock.before_ns <= clock.after_ns).all()
@@ -111,7 +114,7 @@ def test_a_source_for_python_at_every_tick_keeps_python(tmp_path: Path) -> None:
 
 
 def test_a_stop_does_not_wait_for_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_ticks, "LONGEST_RUN_NS", 3_000_000_000)
+    monkeypatch.setattr(batched_ticks, "MAX_RUN_NS", 3_000_000_000)
     stop = Stop()
     task = Task((Paced(ProcessClock(os.getpid()), 1),), str(tmp_path), 50_000_000, 1, os.getpid())
     threading.Timer(0.3, stop.say, ["asked"]).start()

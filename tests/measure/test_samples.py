@@ -112,9 +112,9 @@ def changed(**changes: Any) -> list[dict[str, Any]]:
         ({"started_ns": -1}, "'started_ns'"),
         ({"wall_offset_ns": 2**80}, "'wall_offset_ns'"),
         ({"sources": {}}, "'sources'"),
-        ({"sources": [1]}, "'source'"),
-        ({"sources": [{"name": f"{n}", "channels": []} for n in range(1001)]}, "at most 1000"),
-        ({"sources": [{"name": "a", "channels": [CHANNEL] * 20_001}]}, "at most 20000"),
+        ({"sources": [1]}, "'sources[0]'"),
+        ({"sources": [{"name": f"{n}", "channels": []} for n in range(1001)]}, "at most 1,000"),
+        ({"sources": [{"name": "a", "channels": [CHANNEL] * 20_001}]}, "at most 20,000"),
         ({"sources": [{"name": "a", "channels": []}] * 2}, "differ"),
         ({"sources": [{"name": "a", "channels": [CHANNEL] * 2}]}, "differ"),
         ({"sources": changed(name="../../etc/passwd")}, "without slashes"),
@@ -145,7 +145,7 @@ def test_a_hostile_header_is_refused(tmp_path: Path, changes: dict[str, Any], sa
 def test_what_is_no_header(tmp_path: Path, header: bytes) -> None:
     with pytest.raises(UserError, match=r"samples\.bin holds no samples"):
         read_samples(written(tmp_path, header=header))
-    with pytest.raises(UserError, match="Cannot read"):
+    with pytest.raises(UserError, match=r"none/samples\.bin cannot be read"):
         read_samples(tmp_path / "none")
     (tmp_path / "samples.bin").write_bytes(b"x" * 100)
     with pytest.raises(UserError, match="without a header"):

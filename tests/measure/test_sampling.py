@@ -14,24 +14,14 @@ import numpy as np
 import pytest
 
 from edgetrain.measure.pacing import pace, slow_down
+from edgetrain.measure.recorder import Recorder
 from edgetrain.measure.samples import read_samples
-from edgetrain.measure.sampling import (
-    Clock,
-    File,
-    Notes,
-    Paced,
-    Recorder,
-    Series,
-    Stop,
-    Summary,
-    Task,
-    Ticks,
-    distinct,
-    header,
-    record,
-)
+from edgetrain.measure.samples_file import File, Summary, distinct, header
+from edgetrain.measure.sampling import Task, record
 from edgetrain.measure.sensors import process_time
 from edgetrain.measure.sensors.source import Channel, Source
+from edgetrain.measure.series import Notes, Paced, Series
+from edgetrain.measure.ticks import Clock, Stop, Ticks
 from tests.measure.fake_sources import Fake, FileNumber, Raises
 
 MS, S = 10**6, 10**9
@@ -113,7 +103,7 @@ def test_late_ticks_are_said(tmp_path: Path) -> None:
 def test_quantiles_of_lateness() -> None:
     ticks = Ticks()
     assert ticks.quantile_s(0.5) is None
-    ticks.bins[:99], ticks.bins[-1], ticks.most_ns = [1] * 99, 1, 3 * S
+    ticks.bins[:99], ticks.bins[-1], ticks.max_late_ns = [1] * 99, 1, 3 * S
     assert ticks.quantile_s(0.5) == pytest.approx(0.0005)
     assert ticks.quantile_s(0.99) == pytest.approx(0.00099)
     assert ticks.quantile_s(1.0) == 3.0
@@ -125,7 +115,7 @@ def test_values_come_back_bit_for_bit(tmp_path: Path) -> None:
     source.read = lambda: next(rows, (1.0, None, 3.0))  # type: ignore[method-assign]
     series = Series(0, Paced(source), 0.0, PERIOD)
     file = File(tmp_path / "samples.bin")
-    file.write(header([series], PERIOD, Clock()))
+    file.write(header([series.source], PERIOD, 0, 0))
     notes = Notes()
     for _ in range(4):
         series.sample(OwnClock(S).now_ns, notes)
@@ -208,7 +198,7 @@ def test_a_full_disk_ends_the_recording_and_says_so(tmp_path: Path, error: int, 
     clock, notes = OwnClock(60 * S), Notes()
     series = Series(0, Paced(Fake()), 0.0, PERIOD)
     file = FullAfter(tmp_path / "samples.bin", 10_000, error)
-    file.write(header([series], PERIOD, clock))
+    file.write(header([series.source], PERIOD, clock.now_ns(), clock.wall_ns()))
     recorder = Recorder([series], file, clock, notes, PERIOD)
     assert recorder.run(clock.stop, [0.0, 0.9, 0.3]) == "disk"
     assert clock.time < 10 * S

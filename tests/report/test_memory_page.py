@@ -70,10 +70,10 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, field: str, value: o
     save(PICTURE, tmp_path)
     file = tmp_path / "memory.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
-    with pytest.raises(UserError, match="no picture of memory"):
+    with pytest.raises(UserError, match="not a picture of memory"):
         load(tmp_path)
     file.unlink()
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="there is no picture of memory"):
         load(tmp_path)
 
 

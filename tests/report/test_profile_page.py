@@ -19,7 +19,7 @@ from edgetrain.cli import main
 from edgetrain.errors import UserError
 from edgetrain.measure.attributed import FILE as ATTRIBUTION
 from edgetrain.measure.record import RunFolder, Value
-from edgetrain.measure.sampling import SAMPLES, SUMMARY
+from edgetrain.measure.samples_file import SAMPLES, SUMMARY
 from edgetrain.measure.timeline import WHAT_FILE, WHEN_FILE, OpRun, Timeline
 from edgetrain.report import embedded
 from edgetrain.report.html import write_page

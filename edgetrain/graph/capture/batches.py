@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from edgetrain.dtypes import dtype_name
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import ITEM_BYTES
 from edgetrain.ranges import shown
@@ -90,7 +91,7 @@ def check_item(position: int, item: object) -> None:
             next_step="pass it as .detach(), or make what computes it part of the model; where the loss itself asks "
             "for gradients by its input, let it call x.detach().requires_grad_()",
         )  # fmt: skip
-    if _name(item.dtype) not in ITEM_BYTES:
+    if dtype_name(item.dtype) not in ITEM_BYTES:
         raise UserError(
             f"item {position} of the batch has a type that a step cannot hold",
             expected=f"one of {', '.join(ITEM_BYTES)}", received=str(item.dtype), next_step="pass it as another type",
@@ -138,15 +139,11 @@ def other_type(model: nn.Module, batch: Sequence[Any], mixed: Collection[torch.d
         if item.is_floating_point() or item.dtype in mixed:
             (own,) = types
             return (
-                f"item {position} of the batch is {_name(item.dtype)}, the model's parameters are {_name(own)}: pass "
-                f"it as .to({own})"
+                f"item {position} of the batch is {dtype_name(item.dtype)}, the model's parameters are "
+                f"{dtype_name(own)}: pass it as .to({own})"
                 + (f", or call model.to({item.dtype}) before the optimizer is made" if item.is_floating_point() else "")
             )
     return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def no_scalar(value: object) -> tuple[str, str]:

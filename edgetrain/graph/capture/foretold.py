@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from edgetrain.dtypes import dtype_name, dtype_of
 from edgetrain.graph import ir
 
 aten = torch.ops.aten
@@ -88,7 +89,7 @@ def key_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 def layout_of(real: torch.Tensor) -> Layout:
     """How a tensor that a kernel gave lies in memory."""
-    name = str(real.dtype).removeprefix("torch.")
+    name = dtype_name(real.dtype)
     return tuple(real.shape), real.stride(), name, real.untyped_storage().nbytes()
 
 
@@ -109,7 +110,7 @@ def learnt() -> str:
 
 def _text(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch.")
+        return tuple(value.shape), value.stride(), dtype_name(value.dtype)
     if isinstance(value, ir.Tensor):
         return value.shape, value.stride, value.dtype
     if isinstance(value, ir.Atom):
@@ -122,7 +123,7 @@ def _text(value: Any) -> Any:
 
 def _laid_out(like: torch.Tensor, layout: Layout) -> torch.Tensor:
     shape, stride, name, n_bytes = layout
-    dtype: torch.dtype = getattr(torch, name)
+    dtype = dtype_of(name)
     room = torch.empty(-(-n_bytes // dtype.itemsize), dtype=dtype, device=like.device)
     return room.as_strided(shape, stride)
 

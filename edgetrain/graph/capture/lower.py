@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from edgetrain.dtypes import dtype_name
 from edgetrain.graph.capture import foretold
 from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
 from edgetrain.graph.capture.value_checks import is_check, refuses_values
@@ -294,7 +295,7 @@ class _Builder:
     def _tensor(self, raw: int, name: str, storage: int) -> int:
         fake = self.recording.fakes[raw]
         number = self.tensor_of[raw] = len(self.tensors)
-        dtype = str(fake.dtype).removeprefix("torch.")
+        dtype = dtype_name(fake.dtype)
         shape, stride, offset = tuple(fake.shape), tuple(fake.stride()), int(fake.storage_offset())
         self.tensors.append(Tensor(name, storage, shape, stride, dtype, offset))
         return number

@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from edgetrain.dtypes import dtype_name
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.capture import batches, foretold
 from edgetrain.graph.capture.observe import paused
@@ -550,7 +551,7 @@ def unsupported(tensor: torch.Tensor) -> str | None:
         return "a nested tensor"
     if tensor.layout is not torch.strided:
         return f"a sparse tensor ({tensor.layout})"
-    return None if str(tensor.dtype).removeprefix("torch.") in ITEM_BYTES else f"a tensor of type {tensor.dtype}"
+    return None if dtype_name(tensor.dtype) in ITEM_BYTES else f"a tensor of type {tensor.dtype}"
 
 
 def out_of_place(func: Any) -> Any | None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgetrain.machine import amount
 from edgetrain.measure.sensors.groups import folders
-from edgetrain.measure.sensors.memory import UNLIMITED, amount, group_files
+from edgetrain.measure.sensors.memory import UNLIMITED, group_files
 from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, not_readable, readable, whole
 
 NAME = "memory"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgetrain.machine import amount
 from edgetrain.measure.sensors.groups import folders
-from edgetrain.measure.sensors.source import digits, text
+from edgetrain.measure.sensors.source import text
 
 UNLIMITED = 1 << 60  # version 1 writes a number of this size where there is no limit
 
@@ -62,13 +63,6 @@ def group_files(folder: Path, version: int) -> tuple[Path, Path, Path, bytes]:
     else:
         names = ("memory.max", "memory.current", "inactive_file")
     return folder / names[0], folder / names[1], folder / "memory.stat", names[2].encode()
-
-
-def amount(data: bytes, key: bytes) -> int | None:
-    """The number that stands after a word at the start of a line: quicker than to read all lines of a long file."""
-    _, found, rest = (b"\n" + data).partition(b"\n" + key)
-    words = rest.split(None, 1)[:1]
-    return digits(words[0]) if found and rest[:1].isspace() and words else None
 
 
 def _number(path: Path) -> int | None:

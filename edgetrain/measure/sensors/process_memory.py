@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, digits, not_readable, readable
+from edgetrain.machine import amount
+from edgetrain.measure.sensors.source import Channel, Files, Found, OpenFile, not_readable, readable
 
 NAME = "process memory"
 GIVES = "resident memory of the process, its peak"
@@ -26,15 +27,9 @@ class ProcessMemory(Files):
 
 def parse(data: bytes | None) -> tuple[float | None, float | None]:
     """Bytes resident and at the peak; None for a process that has ended (a zombie has no such lines)."""
-    resident, peak = (_kilobytes(data or b"", key) for key in _KEYS)
+    kilobytes = (amount(data or b"", key) for key in _KEYS)
+    resident, peak = (None if number is None else number * 1024.0 for number in kilobytes)
     return resident, peak
-
-
-def _kilobytes(data: bytes, key: bytes) -> float | None:
-    _, found, rest = data.partition(key)
-    words = rest.split(None, 2)[:2]
-    number = digits(words[0]) if found and words[1:] == [b"kB"] else None
-    return None if number is None else number * 1024.0
 
 
 def find(root: Path, pid: int) -> Found:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgetrain.errors import UserError
-from edgetrain.measure.sensors.memory import amount, memory
+from edgetrain.machine import amount
+from edgetrain.measure.sensors.memory import memory
 
 
 def room_bytes(root: str | Path = "/") -> int | None:

@@ -49,6 +49,14 @@ class Channel:
     plus_minus: float | None = None
     part_of: str | None = None
 
+    @property
+    def label(self) -> str:
+        """The name in words, without the unit that a value is shown with."""
+        return _UNIT.sub("", self.name).replace("_", " ").strip() or self.name
+
+
+_UNIT = re.compile(r"_(time_s|energy_j|power_w|frequency_hz|temperature_c|voltage_v|current_a|bytes|utilisation|c|s)$")
+
 
 def outermost(channels: Iterable[Channel], unit: Unit) -> tuple[Channel, ...]:
     """Those of a unit, "W" or "J", that can be added up without counting anything twice."""
