@@ -30,7 +30,7 @@ from benchmarks.markdown import head, line, made
 from benchmarks.study import keeping, options
 from edgetrain import zoo
 from edgetrain.plan.layout import Block, Layout, check, lay_out
-from edgetrain.plan.melon import melon, pool
+from edgetrain.plan.planners.melon import melon, pool
 from edgetrain.plan.problem import problem
 from edgetrain.run.arena import foretell, lifetimes
 

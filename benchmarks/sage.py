@@ -43,14 +43,13 @@ from benchmarks.contenders import EDGETRAIN, Built, Case, build, prepare, ratio
 from benchmarks.study import keeping, options
 from edgetrain import zoo
 from edgetrain.graph.mean_loss import batch_norms, inexact
-from edgetrain.plan.chen import chen
-from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan, TooSmall, counts, exactness, kept_bytes, together, within
 from edgetrain.plan.plan import Updates
-from edgetrain.plan.planning import SMALLEST_STEP, least_bytes, smallest_by
+from edgetrain.plan.planners.chen import chen
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.sage import sage
+from edgetrain.plan.refusal import SMALLEST_STEP, least_bytes, smallest_by
+from edgetrain.plan.registry import named
 from edgetrain.run.micro_batches import MicroBatches, MicroStep
 
 DEVICE = "samsung_s10"
@@ -142,8 +141,7 @@ def segmented(task: Problem) -> list[tuple[int, ...]]:
 
 
 def by(name: Literal["sage", "fast"]) -> Maker:
-    planner = {"sage": sage, "fast": fast}[name]
-    return lambda task: task.plan(smallest_by(task, planner)[0], planner=name)
+    return lambda task: task.plan(smallest_by(task, named(name).find)[0], planner=name)
 
 
 def kept(task: Problem) -> et.Plan:

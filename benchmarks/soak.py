@@ -30,7 +30,7 @@ TESTS = (
     "tests/plan/test_plans_on_random_programs.py",
     "tests/plan/test_paging_on_random_programs.py",
     "tests/plan/test_random_programs_under_fire.py",
-    "tests/plan/test_same_optimum_as_poet.py",
+    "tests/oracles/test_same_optimum_as_poet.py",
     "tests/plan/test_rest.py",
     "tests/graph/capture/test_module_db.py",
     "tests/firmware/test_random_nets.py",

@@ -43,10 +43,11 @@ from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.record import RunFolder, Value, default_path, new_record, removed_if_interrupted
 from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import MicroPlan, number_of
+from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.planning import PLANNERS
+from edgetrain.plan.planners.keep_all import KEEP_ALL
 from edgetrain.plan.process import in_process, left_for_tensors
+from edgetrain.plan.registry import help_text, named, names
 from edgetrain.plan.unmeasured import refuse_impossible
 from edgetrain.plan.validate import validate
 from edgetrain.ranges import shown
@@ -91,7 +92,7 @@ def plan(
     objective: Annotated[str, typer.Option(help="What is to be least: time or energy.")] = "time",
     most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
     most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
-    planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
+    planner: Annotated[str, typer.Option(help=f"Planning algorithm: {help_text()}.")] = "auto",
     time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search, of all plans together.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
@@ -119,7 +120,7 @@ def plan(
     target = None if device is None else device_of(device)
     one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum_of(optimizer, momentum)
-    one_of(PLANNERS, planner, "--planner")
+    one_of(names(), planner, "--planner")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
     if target is not None and process_bytes is not None:
@@ -134,14 +135,15 @@ def plan(
         raise typer.BadParameter("it is for a device; give --device", param_hint=words)
     if runtime is not None and runtime not in RUNTIMES:
         raise typer.BadParameter(f"{runtime} is none of {', '.join(RUNTIMES)}", param_hint="--runtime")
-    pages = page or planner in ("page-only", "poet")
+    chosen_planner = named(planner)
+    pages = page or chosen_planner.wants_store
     limits = Budget(time_s=most_time, energy_j=most_energy, objective=objective)  # type: ignore[arg-type]
     parts = _parts(sweep)
     both = (("--memory", memory), ("--process-memory", process_memory), ("--load", load), ("--save", save))
     if parts and (other := next((option for option, value in both if value is not None), None)):
         raise typer.BadParameter(f"a sweep is of many plans, {other} of one: give one of the two", param_hint="--sweep")
     one = memory is not None or process_memory is not None or load is not None
-    one = one or ((planner == "keep-all" or target is not None) and not parts)
+    one = one or ((planner == KEEP_ALL.name or target is not None) and not parts)
     if not one and not parts:
         raise _NoBudget("a budget is missing: give --memory, --process-memory or --sweep, or a plan with --load")
     if load is not None and planner != "auto":
@@ -149,7 +151,7 @@ def plan(
     asked = number_of_micro_batches(micro_batches, batch)
     if micro_batches not in (None, "1") and (parts or load is not None):
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
-    count = 1 if parts else number_of(asked, planner)
+    count = 1 if parts else chosen_planner.number_of(asked)
     firm = None if target is None else target_of(target, runtime, pages=pages, micro_batches=count != 1)
     loaded = Plan.load(load) if load is not None else None
     with removed_if_interrupted(out) if out is not None else nullcontext(), working("capturing the step"):
@@ -302,7 +304,7 @@ def _refuse_impossible(
     doing(f"planning within {show_bytes(budget)}")
     try:
         refuse_impossible(
-            step.graph, budget, planner=planner, updates=step.plan.updates, page=page_to is not None
+            step.graph, budget, planner=named(planner), updates=step.plan.updates, page=page_to is not None
         )  # fmt: skip
     except Infeasible as answer:
         if left != budget or process_bytes is None:

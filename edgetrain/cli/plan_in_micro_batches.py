@@ -14,11 +14,13 @@ from edgetrain.graph.mean_loss import sample_items
 from edgetrain.measure.picture import Table
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import MicroPlan, Number, TooSmall, within
+from edgetrain.plan.micro_batches import MicroPlan, TooSmall, within
 from edgetrain.plan.plan import Exact, Plan, Updates
-from edgetrain.plan.planning import least_bytes
+from edgetrain.plan.planner import Number
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
+from edgetrain.plan.refusal import least_bytes
+from edgetrain.plan.registry import named
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
 from edgetrain.run.activity import doing
@@ -85,7 +87,8 @@ def in_micro_batches(
     def refuse(graph: Graph, updates: Updates | None, beside: int) -> None:
         if budget is not None and study.device is None:
             refuse_impossible(
-                graph, max(1, budget - beside), planner=study.planner, updates=updates or keep_all(graph).updates,
+                graph, max(1, budget - beside), planner=named(study.planner),
+                updates=updates or keep_all(graph).updates,
                 page=False, at_once=quickly,
             )  # fmt: skip
 

@@ -28,9 +28,9 @@ from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.lifetimes import timeline
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.planning import plan as make_plan
-from edgetrain.plan.planning import tightest
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process
+from edgetrain.plan.refusal import tightest
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.timing import play
 from edgetrain.run.activity import doing

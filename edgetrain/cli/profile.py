@@ -26,7 +26,7 @@ from edgetrain.measure.profile import profile as measure_profile
 from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder, Value, default_path, removed_if_interrupted
 from edgetrain.measure.repeats import combined
-from edgetrain.plan.planning import PLANNERS
+from edgetrain.plan.registry import help_text, names
 from edgetrain.report.numbers import interval, shown
 from edgetrain.run.step import prepare
 
@@ -54,7 +54,7 @@ def profile(
         numeric(ranges.STEPS, "Steps that are measured, after the warm-up; by default 30, and 3 s, at least."),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
-    planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
+    planner: Annotated[str, typer.Option(help=f"Planning algorithm: {help_text()}.")] = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
     micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
@@ -85,7 +85,7 @@ def profile(
     """
     chosen = choose(model)
     one_of(OPTIMIZERS, optimizer, "--optimizer")
-    one_of(PLANNERS, planner, "--planner")
+    one_of(names(), planner, "--planner")
     parts = number_of_micro_batches(micro_batches, batch)
     used = None if cores is None else parse_cores(cores)
     folder = out or default_path("profile")

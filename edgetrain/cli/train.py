@@ -28,7 +28,7 @@ from edgetrain.errors import UserError
 from edgetrain.files import write_text
 from edgetrain.measure.record import RunFolder, default_path, removed_if_interrupted
 from edgetrain.plan.budget import parse_bytes, show_bytes
-from edgetrain.plan.planning import PLANNERS
+from edgetrain.plan.registry import help_text, names
 from edgetrain.run.checkpoint import latest
 from edgetrain.run.step import prepare
 from edgetrain.run.trainer import Progress as TrainProgress
@@ -77,7 +77,7 @@ def train(
     process_memory: Annotated[
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
-    planner: Annotated[str, typer.Option(help=f"Who plans the step: {', '.join(PLANNERS)}.")] = "auto",
+    planner: Annotated[str, typer.Option(help=f"Planning algorithm: {help_text()}.")] = "auto",
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     page_to: Annotated[
@@ -98,7 +98,7 @@ def train(
     one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum = momentum_of(optimizer, momentum)
     given["momentum"] = momentum if optimizer == "sgd" else None
-    one_of(PLANNERS, planner, "--planner")
+    one_of(names(), planner, "--planner")
     one_of(("cpu", "cuda"), on, "--on")
     one_of(("constant", "cosine", "step"), schedule, "--schedule")
     if resize_head and weights is None:

@@ -24,14 +24,14 @@ from edgetrain.firmware.target import OWN_BYTES, Target, keep, paged_bytes
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
 from edgetrain.graph.rewrite.fuse import compact
 from edgetrain.plan.budget import Budget, show_bytes
-from edgetrain.plan.fast import fast
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import persistent_bytes
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.planning import least_bytes, smallest_by
+from edgetrain.plan.planners.fast import FAST
 from edgetrain.plan.planning import plan as plan_under
 from edgetrain.plan.problem import problem
-from edgetrain.plan.refusal import lasting
+from edgetrain.plan.refusal import lasting, least_bytes, smallest_by
+from edgetrain.plan.registry import named
 from edgetrain.plan.time_left import TimeLeft
 
 # Allowed for code, startup and the C library; the linker judges what there is.
@@ -92,7 +92,7 @@ def plan_for(
     height = max(arena_of(graph, smallest).height_bytes, arena_bytes)
     if height <= most:
         return smallest
-    raise infeasible(graph, target, lasting_bytes(graph) + height, memory_bytes, recomputes=planner != "keep-all")
+    raise infeasible(graph, target, lasting_bytes(graph) + height, memory_bytes, recomputes=named(planner).recompute)
 
 
 def _within(
@@ -214,7 +214,7 @@ def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
     if batch > 1:
         yield Lever("a batch of 1 in place of " + str(batch), ram_bytes(with_one_sample(graph)))
     if recompute:
-        _, peak = smallest_by(problem(graph, firmware_costs(graph, target), "final"), fast)
+        _, peak = smallest_by(problem(graph, firmware_costs(graph, target), "final"), FAST.find)
         if peak - frozen_bytes(graph) < now:
             yield Lever("recomputing as much as can be", peak - frozen_bytes(graph))
     state = graph.bytes_by_role()["state"]

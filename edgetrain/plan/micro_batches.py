@@ -27,14 +27,6 @@ from edgetrain.plan.plan import Exact, Plan
 from edgetrain.plan.refusal import Refusal, with_bound
 
 SCHEMA = 1
-Number = int | Literal["auto", "fewest"]  # of micro-batches; the words: see `within`
-
-
-def number_of(given: int | Literal["auto"] | None, planner: str) -> Number:
-    """The number that was asked for; where none was, one, but SAGE takes more where evicting is not enough."""
-    if given is not None:
-        return given
-    return "fewest" if planner == "sage" else 1
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ storages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
@@ -23,6 +26,8 @@ from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.order import in_order
 from edgetrain.plan.plan import Action, Bound, Exact, Item, Plan, Updates
 from edgetrain.plan.timing import Timing, play
+
+TICK_S = 1e-9  # added to times that may be nought
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,11 @@ class Problem:
         """Op → the storages that it can overwrite where they end with it."""
         return tuple(lifetimes.overwrites(self.graph, number) for number in range(len(self.graph.ops)))
 
+    @cached_property
+    def tables(self) -> Tables:
+        """What every walk through the ops reads: the same for every budget."""
+        return _tables(self)
+
     def actions(self, order: Sequence[Item]) -> tuple[Action, ...]:
         return lifetimes.schedule(self.graph, order, over=self.overwrites)
 
@@ -161,3 +171,85 @@ def problem(graph: Graph, costs: Costs, updates: Updates) -> Problem:
     if len(costs.ops) != len(graph.ops):
         raise UserError("these costs are not of as many ops as the graph", next_step="et.measure_costs(graph)")
     return Problem(graph, costs, updates, tuple(in_order(graph, updates, costs.workspace_bytes)))
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What every walk through the ops reads. Lists are by position in the problem's order; the last five by storage.
+
+    next_use: storage that the op touches → the position where it is touched next; the number of ops for a result of the
+              step after its last use, one more for what is never touched again.
+    workspace: of the op's first run, of one again, of one over an input. `lifetimes.schedule` overwrites wherever it
+              can; so the first two are never so small that overwriting would take more.
+    during:   the bytes at each position when all is kept.
+    until:    the last position at which the storage can be made again, ancestors included. An ancestor that cannot be
+              made again itself is there until its own last use.
+    readers:  what is made from it.
+    """
+
+    order: tuple[int, ...]
+    reads: list[tuple[int, ...]]
+    makes: list[tuple[int, ...]]
+    next_use: list[dict[int, int]]
+    overwrites: list[tuple[int, ...]]
+    first_workspace: list[int]
+    again_workspace: list[int]
+    over_workspace: list[int]
+    undo: list[int]
+    first_s: NDArray[np.float64]
+    again_s: list[float]
+    during: NDArray[np.int64]
+    persistent_bytes: int
+    kept: frozenset[int]
+    size: tuple[int, ...]
+    made_at: list[int]
+    until: list[int]
+    own_s: list[float]
+    readers: list[list[int]]
+
+
+def _tables(p: Problem) -> Tables:
+    graph, order = p.graph, p.order
+    reads, makes = [p.reads[op] for op in order], [p.makes[op] for op in order]
+    kept = frozenset(lifetimes.results(graph))
+    next_use, final = _uses(reads, makes, kept)
+    made_at, readers = [-1] * len(p.size), [[] for _ in p.size]  # type: tuple[list[int], list[list[int]]]
+    until, own_s = [-1] * len(p.size), [1.0] * len(p.size)
+    for at, op in enumerate(order):
+        limit = min((max(final[r], until[r]) for r in reads[at]), default=len(order))
+        for s in makes[at]:
+            made_at[s], until[s] = at, min(p.deadline[op] - 1, limit)
+            own_s[s] = p.costs.ops[op].again_s + TICK_S
+        for r in reads[at]:
+            readers[r] += makes[at]
+    overwrites = [p.overwrites[op] for op in order]
+    workspace = p.costs.workspace_bytes
+    over = [workspace["over"].get(op, 0) for op in order]
+    undo = [lifetimes.undo_bytes(graph, op, p.updates) for op in order]
+    undo[:1] = [n + lifetimes.random_state_bytes(graph, p.updates) for n in undo[:1]]  # from the first op to the end
+    saved = [over[at] - p.size[found[0]] if found else 0 for at, found in enumerate(overwrites)]
+    return Tables(
+        order, reads, makes, next_use, overwrites,
+        [max(workspace["first"].get(op, 0), saved[at]) for at, op in enumerate(order)],
+        [max(workspace["again"].get(op, 0), saved[at]) for at, op in enumerate(order)],
+        over, undo,
+        np.array([p.costs.ops[op].time_s for op in order]), [p.costs.ops[op].again_s for op in order],
+        np.array([m.during_bytes for m in p.moments(order)], dtype=np.int64),
+        lifetimes.persistent_bytes(graph), kept, p.size, made_at, until, own_s, readers,
+    )  # fmt: skip
+
+
+def _uses(
+    reads: list[tuple[int, ...]], makes: list[tuple[int, ...]], kept: Iterable[int]
+) -> tuple[list[dict[int, int]], dict[int, int]]:
+    """For each op the next use of what it touches; the last use of each storage."""
+    n = len(reads)
+    coming: dict[int, int] = dict.fromkeys(kept, n)
+    final = dict(coming)
+    next_use: list[dict[int, int]] = [{} for _ in range(n)]
+    for at in range(n - 1, -1, -1):
+        for s in (*reads[at], *makes[at]):
+            next_use[at][s] = coming.get(s, n + 1)
+            final.setdefault(s, at)
+        coming.update(dict.fromkeys(next_use[at], at))
+    return next_use, final

@@ -12,19 +12,19 @@ Out: `Infeasible`, with the lasting tensors by bytes, a bound that holds for eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from edgetrain.costs.table import OpCost
 from edgetrain.errors import Infeasible
 from edgetrain.graph.ir import PERSISTENT, Graph, Role
 from edgetrain.plan.budget import show_bytes
-from edgetrain.plan.fast import is_late, walks_until
 from edgetrain.plan.lifetimes import Moment, alive_at, overwrites, persistent_bytes, random_state_bytes
 from edgetrain.plan.plan import Item
+from edgetrain.plan.planner import Find, Order, Request
 from edgetrain.plan.problem import Problem
 
-Planner = Callable[[Problem, int], tuple[int, ...] | None]
 SMALLEST_STEP = 0.005  # how finely a planner's smallest budget is sought
 _NAMED = 4  # tensors that a message names
 _WORDS: tuple[tuple[Role, str], ...] = (
@@ -33,17 +33,17 @@ _WORDS: tuple[tuple[Role, str], ...] = (
 )  # fmt: skip
 
 
-def smallest_by(task: Problem, planner: Planner, *, until: float = math.inf) -> tuple[tuple[int, ...], int]:
+def smallest_by(task: Problem, find: Find, *, until: float = math.inf) -> tuple[Order, int]:
     """The smallest budget that a planner was found to keep, by bisection, and its order there."""
-    best, high, low = task.order, task.peak_bytes(task.order), least_bytes(task)
-    with walks_until(until):
-        while high - low > max(1, SMALLEST_STEP * high) and not is_late():
-            middle = (low + high) // 2
-            order = planner(task, middle)
-            if order is None:
-                low = middle
-            else:
-                best, high = order, middle
+    best: Order = task.order
+    high, low = task.peak_bytes(best), least_bytes(task)
+    while high - low > max(1, SMALLEST_STEP * high) and time.monotonic() <= until:
+        middle = (low + high) // 2
+        order = find(Request(task, middle, until)).order
+        if order is None:
+            low = middle
+        else:
+            best, high = tuple(order), middle
     return best, high
 
 

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph
 from edgetrain.plan import lifetimes
-from edgetrain.plan.fast import Greedy, NoRoom, Prepared, prepare
 from edgetrain.plan.keep_all import plan_with
 from edgetrain.plan.plan import Action, Compute, Free, Item, PageIn, PageOut, Plan
+from edgetrain.plan.planners.fast import Greedy
+from edgetrain.plan.planners.sage import Sage
 from edgetrain.plan.problem import Problem
-from edgetrain.plan.sage import Sage
+from edgetrain.plan.walk import NoRoom
 
 NEAR = 0.03  # how finely the least bytes for a rest are sought
 
@@ -72,7 +73,6 @@ def rest(
     *,
     lost: Set[int] = frozenset(),
     use_store: bool = True,
-    prepared: Prepared | None = None,
 ) -> Plan | None:
     """The plan that follows `plan` for its first `at` actions and holds at most the budget from there on; None where
     none is found.
@@ -81,15 +81,15 @@ def rest(
     """
     past = plan.schedule[:at]
     now = state(task, past)
-    ready, stored = prepared or prepare(task), now.stored - lost if use_store else frozenset[int]()
+    stored = now.stored - lost if use_store else frozenset[int]()
     sequences = []
-    for walk in (Sage(ready, budget_bytes, stored), Greedy(ready, budget_bytes, stored=stored)):
+    for walk in (Sage(task.tables, budget_bytes, stored), Greedy(task.tables, budget_bytes, stored=stored)):
         walk.begin_at(now.position, now.alive - lost)
         with contextlib.suppress(NoRoom):
             sequences.append(walk.run())
     if not sequences:
         return None
-    sequence = min(sequences, key=lambda sequence: sum(ready.again_s[n] for n in sequence if n >= 0))
+    sequence = min(sequences, key=lambda sequence: sum(task.tables.again_s[n] for n in sequence if n >= 0))
     coming: list[Item] = [task.order[n] if n >= 0 else PageIn(-1 - n) for n in sequence]
     return plan_with(task.graph, plan, _joined(task, past, now.alive, lost, coming))
 
@@ -115,13 +115,11 @@ def least_rest(
     *,
     lost: Set[int],
     use_store: bool,
-    prepared: Prepared | None = None,
 ) -> Plan | None:
     """As `rest`, in as few bytes above the budget as are found to do; None where what is lost cannot be made again."""
-    ready = prepared or prepare(task)
 
     def within(n_bytes: int) -> Plan | None:
-        return rest(task, plan, at, n_bytes, lost=lost, use_store=use_store, prepared=ready)
+        return rest(task, plan, at, n_bytes, lost=lost, use_store=use_store)
 
     found = within(budget_bytes)
     if found is not None:

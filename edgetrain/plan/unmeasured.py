@@ -44,7 +44,8 @@ from edgetrain.plan.keep_all import plan_with
 from edgetrain.plan.lifetimes import overwrites, persistent_bytes, timeline
 from edgetrain.plan.micro_batches import TooSmall
 from edgetrain.plan.plan import Plan, Updates
-from edgetrain.plan.planning import GREEDY_S, aim_of, known_to_work
+from edgetrain.plan.planner import GREEDY_S, Planner
+from edgetrain.plan.planning import aim_of, known_to_work
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import RESERVE_BYTES, left_for_tensors
 from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
@@ -69,7 +70,7 @@ def refuse_impossible(
     graph: Graph,
     memory_bytes: int,
     *,
-    planner: str,
+    planner: Planner,
     updates: Updates,
     page: bool,
     use_cache: bool = True,
@@ -82,7 +83,7 @@ def refuse_impossible(
     may_run: see `looked_at`.
     """
     store = Store(1.0, 1.0) if page else None
-    aim = aim_of(Costs(graph.key, "measured", (), store=store), Budget(), planner, page=page)
+    aim_of(Costs(graph.key, "measured", (), store=store), Budget(), planner, page=page)
     if not is_heavy(graph) or (use_cache and is_known(graph)):
         return
     upper = problem(graph, unmeasured(graph), updates)
@@ -95,14 +96,19 @@ def refuse_impossible(
     task, bound = looked_at(upper, may_run=may_run)
     if bound <= memory_bytes:
         return
-    order, peak, way = known_to_work(
-        task, planner, until=time.monotonic() + GREEDY_S / 2, use_cache=use_cache, recompute=aim.recompute
-    )
-    raise infeasible(task, memory_bytes, order, peak, found_by=f"the {way} planner", bound_bytes=bound)
+    until = time.monotonic() + GREEDY_S / 2
+    order, peak, name = known_to_work(task, planner, until=until, use_cache=use_cache)
+    raise infeasible(task, memory_bytes, order, peak, found_by=f"the {name} planner", bound_bytes=bound)
 
 
 def refuse_too_large(
-    graph: Graph, plain: Plan, budget_bytes: int | None, *, planner: str, state_is_there: bool, beside_bytes: int = 0
+    graph: Graph,
+    plain: Plan,
+    budget_bytes: int | None,
+    *,
+    planner: Planner,
+    state_is_there: bool,
+    beside_bytes: int = 0,
 ) -> None:
     """Refuse a step that is to run here and takes more than this machine has: where all is kept, or under a budget
     that is larger than the machine. budget_bytes: for the tensors, or for the process. beside_bytes: what is held

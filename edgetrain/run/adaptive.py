@@ -27,11 +27,12 @@ from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure.sensors.memory import memory as memory_now
 from edgetrain.native import arena
 from edgetrain.plan.budget import parse_bytes, show_bytes
-from edgetrain.plan.fast import fast
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.planning import GREEDY_S, SIMPLE, smallest_by
+from edgetrain.plan.planner import GREEDY_S, Planner
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.process import RESERVE_BYTES
+from edgetrain.plan.refusal import smallest_by
+from edgetrain.plan.registry import quick
 
 PERIOD_S = 0.02
 ASKING_PART, LONGEST_S = 0.005, 0.2  # of the time; what is available takes 0.3 ms to read, more on a busy machine
@@ -156,10 +157,10 @@ def rungs(smallest_bytes: int, largest_bytes: int) -> list[int]:
     return [largest_bytes - round(n * part) for n in range(RUNGS)]
 
 
-def smallest_bytes(task: Problem, planner: str, left_s: float = math.inf) -> int:
+def smallest_bytes(task: Problem, planner: Planner, left_s: float = math.inf) -> int:
     """The least that the planner keeps, or a greedy one where that would take long."""
     until = time.monotonic() + max(left_s, GREEDY_S)
-    return smallest_by(task, SIMPLE.get(planner, fast), until=until)[1]
+    return smallest_by(task, quick(planner).find, until=until)[1]
 
 
 class BudgetFell(Exception):

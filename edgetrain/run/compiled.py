@@ -32,7 +32,6 @@ from edgetrain.native import arena
 from edgetrain.native.surely import surely
 from edgetrain.ops import call, norm, update
 from edgetrain.pagefile import Calls, PageFault
-from edgetrain.plan.fast import Prepared, prepare
 from edgetrain.plan.keep_all import plan_of
 from edgetrain.plan.plan import Compute, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
@@ -108,10 +107,6 @@ class Known:
     def task(self) -> Problem:
         assert self.costs is not None
         return problem(self._graph, self.costs, self._updates)
-
-    @cached_property
-    def prepared(self) -> Prepared:
-        return prepare(self.task)
 
 
 @dataclass(frozen=True)
@@ -290,7 +285,7 @@ class CompiledStep:
 
     def get_ready(self) -> None:
         """For a change in the middle of a step: what can be made ahead is made now."""
-        _ = self.known.prepared, self._needs
+        _ = self.known.task.tables, self._needs
         self.known.words.get_ready(self.plan)
 
     def take_over(self, other: object) -> None:
@@ -628,9 +623,7 @@ class CompiledStep:
         may still be whole there."""
         failed = self._pages is not None and self._pages.failed
         for use_store in (False, True) if failed else (True,):
-            now = least_rest(
-                self.known.task, plan, at, limit_bytes, lost=lost, use_store=use_store, prepared=self.known.prepared
-            )  # fmt: skip
+            now = least_rest(self.known.task, plan, at, limit_bytes, lost=lost, use_store=use_store)
             if now is not None:
                 return now
         return None

@@ -35,13 +35,14 @@ from edgetrain.ops import norm
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import hungriest_bytes
-from edgetrain.plan.micro_batches import Number, TooSmall, counts, infeasible, kept_bytes, with_line, within
+from edgetrain.plan.micro_batches import TooSmall, counts, infeasible, kept_bytes, with_line, within
 from edgetrain.plan.plan import Exact, Plan, Updates
-from edgetrain.plan.planning import least_bytes
+from edgetrain.plan.planner import Number, Planner
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import problem
 from edgetrain.plan.process import COPIED_BYTES, PREPARING_BYTES, in_process, left_for_tensors, resident_bytes
-from edgetrain.plan.refusal import lasting, with_bound
+from edgetrain.plan.refusal import lasting, least_bytes, with_bound
+from edgetrain.plan.registry import named
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.unmeasured import (
     here_bytes,
@@ -351,10 +352,10 @@ class StepMaker:
         return updates or keep_all(graph, early=not self.options.check_finite).updates
 
     @property
-    def _planner(self) -> str:
+    def _planner(self) -> Planner:
         """Where the budget moves there are many plans to be made."""
-        moves = self.options.follow is not None and self.options.planner == "auto"
-        return "fast" if moves else self.options.planner
+        planner = named(self.options.planner)
+        return named(planner.when_moving) if self.options.follow is not None and planner.when_moving else planner
 
     def _plan(
         self,
@@ -404,7 +405,7 @@ class StepMaker:
             with self._time.planning() as left_s:
                 made = make_plan(
                     graph, costs, Budget(memory_bytes and max(1, memory_bytes)),
-                    planner=self._planner, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
+                    planner=self._planner.name, time_limit_s=options.plan_time_s, updates=plain.updates, exact=exact,
                     use_cache=options.use_cache, solver_bytes=most_bytes, left_s=left_s,
                 )  # fmt: skip
         except Infeasible as answer:

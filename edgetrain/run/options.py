@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from edgetrain.errors import UserError
 from edgetrain.graph.capture.training import Unused
 from edgetrain.graph.mean_loss import has_samples
-from edgetrain.plan.micro_batches import Number, number_of
-from edgetrain.plan.planning import check_planner
+from edgetrain.plan.planner import Number
+from edgetrain.plan.registry import named
 from edgetrain.ranges import BATCH, NORM, SECONDS, STEPS, number, shown, whole
 
 StepFormat = Literal["auto", "preserve", "channels_last"]
@@ -38,7 +38,7 @@ class Options:
     runs: bool = True  # here; a step that is only planned may be larger than this machine
 
     def __post_init__(self) -> None:
-        check_planner(self.planner)
+        named(self.planner)
         _one_of("unused", self.unused, Unused)
         _one_of("memory_format", self.memory_format, StepFormat)
         if self.clip_norm is not None:
@@ -51,7 +51,7 @@ class Options:
         needs = self.memory_bytes is None and self.process_memory_bytes is None and self.follow is None
         if self.follow is not None and self.process_memory_bytes is not None:
             raise UserError("a budget that moves is one of tensors", next_step="leave process_memory out")
-        if needs and self.planner not in ("auto", "keep-all"):
+        if needs and named(self.planner).needs_budget:
             raise UserError(f"the planner {self.planner} needs a budget", next_step="give memory= or process_memory=")
         if needs and self.page_to is not None:
             raise UserError("without a budget nothing is paged", next_step="give memory= or process_memory=")
@@ -59,11 +59,11 @@ class Options:
     @property
     def keeps_all(self) -> bool:
         bounded = (self.memory_bytes, self.process_memory_bytes, self.follow) != (None, None, None)
-        return not bounded and self.planner in ("auto", "keep-all")
+        return not bounded and not named(self.planner).needs_budget
 
     def count(self, batch: Sequence[object]) -> Number:
         """Of micro-batches. SAGE leaves the batch whole where nothing in it can be cut."""
-        count = number_of(self.micro_batches, self.planner)
+        count = named(self.planner).number_of(self.micro_batches)
         return 1 if count == "fewest" and not has_samples(batch) else count
 
 

@@ -17,7 +17,7 @@ from edgetrain.devices.device import Device, Quantity, load
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.ops.call import overwritable
-from edgetrain.plan.planning import PLANNERS
+from edgetrain.plan import registry
 from edgetrain.plan.timing import play
 
 
@@ -114,7 +114,7 @@ def test_costs_that_were_saved_are_read_back_equal(graph: Graph, tmp_path: Path)
     assert Costs.load(tmp_path / "costs.json") == costs
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", registry.names())
 def test_planners_take_modelled_costs(graph: Graph, planner: str) -> None:
     costs = et.model_costs(graph, "rpi4")
     keep_all = et.plan(graph, costs, et.Budget(), planner="keep-all")

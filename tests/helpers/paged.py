@@ -14,7 +14,6 @@ from itertools import pairwise
 from edgetrain.costs.table import Costs, Store
 from edgetrain.errors import InternalError
 from edgetrain.pagefile import Calls
-from edgetrain.plan.fast import prepare
 from edgetrain.plan.plan import Free, Item, PageIn, PageOut, Plan
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate
@@ -100,7 +99,7 @@ def legal(task: Problem, plan: Plan) -> bool:
 
 def paged_plan(task: Problem, gaps: Sequence[Gap]) -> Plan:
     """The plan with as many of the gaps as are legal."""
-    until = prepare(task).until
+    until = task.tables.until
     updated = next(at for at, op in enumerate(task.order) if task.graph.ops[op].phase == "update")
     first = {"early": 0, "guarded": len(task.order), "together": updated}[task.updates]  # from here on, none is lost
     taken = [gap for gap in gaps if gap.back < first or until[gap.storage] >= gap.back]

@@ -25,8 +25,8 @@ from edgetrain.devices import device
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure import picture
 from edgetrain.measure.record import RunFolder
+from edgetrain.plan import registry
 from edgetrain.plan.budget import parse_bytes
-from edgetrain.plan.planning import PLANNERS, check_planner
 from edgetrain.ranges import Range
 from edgetrain.run.trainer import TrainConfig
 
@@ -168,13 +168,13 @@ def test_nothing_far_is_suggested(given: str) -> None:
 @pytest.mark.parametrize("seed", range(3 * SEEDS))
 def test_a_slip_of_the_keyboard_is_understood(seed: int) -> None:
     drawn = random.Random(seed)
-    for names in (device.names(), tuple(zoo.MODELS), PLANNERS):
+    for names in (device.names(), tuple(zoo.MODELS), registry.names()):
         name = drawn.choice([name for name in names if len(name) > 6])
         at = drawn.randrange(1, len(name) - 1)
         assert closest(name[:at] + name[at + 1 :], names) is not None
         assert closest(name.upper(), names) == name
     with pytest.raises(UserError, match="did you mean optimal"):
-        check_planner("optmal")
+        registry.named("optmal")
 
 
 def test_errors_of_commands_speak_of_options() -> None:

@@ -26,11 +26,11 @@ from edgetrain import child
 from edgetrain.costs.measured import measure_costs
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
-from edgetrain.plan import optimal, planning, process, refusal, unmeasured
+from edgetrain.plan import planning, process, refusal, registry, unmeasured
 from edgetrain.plan.budget import show_bytes
-from edgetrain.plan.fast import is_late, walks_until
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.planning import SEARCHING, SIMPLE
+from edgetrain.plan.mip import apart, search
+from edgetrain.plan.planner import Aim, Request, Schedule
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.run import making
 from edgetrain.run.activity import doing, shown_by
@@ -38,7 +38,8 @@ from edgetrain.run.activity import doing, shown_by
 NETS = max(2, int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30)
 PLAN_TIME_S = 0.3
 SLACK_S = 10.0  # a busy machine: what capturing, measuring and forking may take above that, for each call
-PLANNERS = ("auto", "recompute-only", "keep-all", *SIMPLE)
+GREEDY = tuple(name for name in registry.names() if registry.quick(registry.named(name)).name == name != "keep-all")
+PLANNERS = ("auto", "recompute-only", "keep-all", *GREEDY)
 PARTS = (0.0, 0.3, 0.9, 1.0, 1.02, 1.2, 1.6)  # of what lasts
 
 
@@ -299,7 +300,7 @@ def test_the_impossible_is_refused_before_anything_is_measured_or_tested(
     assert net.prepare((lambda: works) if moves else works, **options).plan.peak_bytes <= works
 
 
-@pytest.mark.parametrize("planner", ["auto", *SIMPLE])
+@pytest.mark.parametrize("planner", ["auto", *GREEDY])
 def test_a_workspace_that_was_not_measured_is_not_smaller_than_it_is(planner: str) -> None:
     net = convolutions()
     graph = net.graph
@@ -312,7 +313,7 @@ def test_a_workspace_that_was_not_measured_is_not_smaller_than_it_is(planner: st
             assert all(there.costs.workspace_bytes[way].get(op, 0) >= n for op, n in workspace.items())
     assert unmeasured.own_bytes(real).keys() == {n for n, op in enumerate(graph.ops) if not op.view}
     assert bound <= refusal.least_bytes(real)
-    order, peak, _ = planning.known_to_work(task, planner, until=math.inf)
+    order, peak, _ = planning.known_to_work(task, registry.named(planner), until=math.inf)
     assert real.peak_bytes(order) <= peak
 
 
@@ -326,24 +327,22 @@ def test_a_solver_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
         while True:
             time.sleep(1)
 
-    monkeypatch.setattr(planning, "optimal", forever)
-    monkeypatch.setattr(planning, "smallest", forever)
+    monkeypatch.setattr(apart, "optimal", forever)
+    monkeypatch.setattr(apart, "smallest_order", forever)
     task = made_task()
     for budget in (1, refusal.least_bytes(task), task.keep_all.peak_bytes - 1):
         begin = time.monotonic()
         with contextlib.suppress(Infeasible):
             made = et.plan(task.graph, task.costs, et.Budget(budget), time_limit_s=0.1, use_cache=False)
             assert made.peak_bytes <= budget
-        assert time.monotonic() - begin < 0.1 + 3 * planning.ENDING_S + SLACK_S
+        assert time.monotonic() - begin < 0.1 + 3 * apart.ENDING_S + SLACK_S
 
 
-@pytest.mark.parametrize("planner", SIMPLE)
+@pytest.mark.parametrize("planner", GREEDY)
 def test_a_greedy_planner_gives_up_when_its_time_is_over(planner: str) -> None:
     task = made_task()
-    with walks_until(time.monotonic() - 1):
-        assert is_late()
-        assert SIMPLE[planner](task, refusal.least_bytes(task)) is None
-    assert not is_late()
+    request = Request(task, refusal.least_bytes(task), until=time.monotonic() - 1)
+    assert registry.named(planner).find(request).order is None
 
 
 @pytest.mark.parametrize("high", range(2, 12))
@@ -354,9 +353,10 @@ def test_bisection_ends_on_few_bytes(high: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Problem, "peak_bytes", lambda self, order: high)
     tries = list[int]()
 
-    def fails(task: Problem, n_bytes: int) -> None:
-        tries.append(n_bytes)
+    def fails(request: Request) -> Schedule:
+        tries.append(request.budget_bytes)
         assert len(tries) <= high, "it goes on for ever"
+        return Schedule(None)
 
     assert refusal.smallest_by(task, fails) == (task.order, high)
 
@@ -366,14 +366,14 @@ def test_all_parts_of_a_search_are_within_its_time(monkeypatch: pytest.MonkeyPat
     graph = drawn(7).graph
     costs = measure_costs(graph, rounds=1)
     task, begin = problem(graph, costs, keep_all(graph).updates), time.monotonic()
-    at_depth = optimal._at_depth
+    at_depth = search._at_depth
 
     def watched_depth(problem: Problem, budget: int, aim: Any, start: Any, end: float, *rest: Any) -> Any:
         limits.append(end)
         return at_depth(problem, budget, aim, start, end, *rest)
 
-    monkeypatch.setattr(optimal, "_at_depth", watched_depth)
-    optimal.optimal(task, task.keep_all.peak_bytes - 1, aim=optimal.Aim(most={"time": 1e9}), time_limit_s=0.2)
+    monkeypatch.setattr(search, "_at_depth", watched_depth)
+    search.optimal(task, task.keep_all.peak_bytes - 1, aim=Aim(limits={"time": 1e9}), time_limit_s=0.2)
     assert limits
     assert max(limits) <= begin + 0.2 + 0.1
 
@@ -389,4 +389,4 @@ def test_what_is_being_done_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_planner_is_tried() -> None:
-    assert {*PLANNERS, "optimal", "poet", "page-only"} == {*SEARCHING, *PLANNERS}
+    assert {*PLANNERS, "optimal", "poet", "page-only"} == set(registry.names())

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 import edgetrain as et
 from edgetrain.costs.table import WAYS, Costs, OpCost, Run
 from edgetrain.graph.ir import Graph
-from edgetrain.plan.chen import chen
-from edgetrain.plan.dtr import dtr
-from edgetrain.plan.fast import fast
-from edgetrain.plan.melon import melon
-from edgetrain.plan.optimal import DEPTH, optimal, smallest
+from edgetrain.plan.mip.program import Formulation
+from edgetrain.plan.mip.search import DEPTH, optimal, smallest
 from edgetrain.plan.plan import Item, Plan, Updates
-from edgetrain.plan.planning import least_bytes
+from edgetrain.plan.planners.chen import chen
+from edgetrain.plan.planners.dtr import dtr
+from edgetrain.plan.planners.fast import fast
+from edgetrain.plan.planners.melon import melon
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.program import Formulation
+from edgetrain.plan.refusal import least_bytes
 from edgetrain.plan.validate import validate
 from edgetrain.run.compiled import LayoutMismatch
 from tests.helpers.plain import Snapshot, Training, bits, differing, run, sgd

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from edgetrain.plan.fast import fast, prepare
 from edgetrain.plan.lifetimes import results, timeline
 from edgetrain.plan.plan import Compute, PageIn, Plan, Updates
+from edgetrain.plan.planners.fast import fast
+from edgetrain.plan.planners.sage import sage
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import least_rest, rest, state
-from edgetrain.plan.sage import sage
 from edgetrain.plan.validate import validate
 from edgetrain.run.compile import Program, build, taken
 from edgetrain.run.compiled import CompiledStep
@@ -97,7 +97,7 @@ def trained(
 
 def can_be_lost(task: Problem, plan: Plan, at: int) -> list[int]:
     """The storages that are alive there, and could be made again at their next use; results, at once."""
-    until, now = prepare(task).until, state(task, plan.schedule[:at])
+    until, now = task.tables.until, state(task, plan.schedule[:at])
     next_use: dict[int, int] = {}
     for position in range(len(task.order) - 1, now.position - 1, -1):
         next_use.update(dict.fromkeys(task.reads[task.order[position]], position))
@@ -163,16 +163,15 @@ def test_every_cut_of_a_plan_that_pages_is_legal(net: str, updates: Updates) -> 
     task = problem(base.graph, with_store(base.costs), updates)
     draw = random.Random(0)
     plan = paged_plan(task, random_gaps(task, draw, 0.3))
-    ready = prepare(task)
     used = 0
     for at in draw.sample(range(len(plan.schedule)), 25):
         lost = frozenset(s for s in can_be_lost(task, plan, at) if draw.random() < 0.2)
         limit = plan.peak_bytes
-        with_it = rest(task, plan, at, limit, lost=lost, use_store=True, prepared=ready)
+        with_it = rest(task, plan, at, limit, lost=lost, use_store=True)
         if with_it is not None:
             validate(task.graph, with_it)
             used += any(isinstance(action, PageIn) for action in with_it.schedule[at:])
-        without = rest(task, plan, at, sys.maxsize, lost=lost, use_store=False, prepared=ready)
+        without = rest(task, plan, at, sys.maxsize, lost=lost, use_store=False)
         if without is not None:  # None where a gradient is in the store
             check(task, plan, at, without, sys.maxsize)
             assert not any(isinstance(action, PageIn) for action in without.schedule[at:])

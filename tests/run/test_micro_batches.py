@@ -20,9 +20,9 @@ from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops import update
+from edgetrain.plan import registry
 from edgetrain.plan.micro_batches import MicroPlan, counts, sizes_of
 from edgetrain.plan.plan import Exact, Plan, Updates
-from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.validate import validate
 from tests.helpers.marks import needs_arena
 from tests.helpers.nets import CASES
@@ -150,7 +150,7 @@ def test_learning_rate_schedulers_and_checkpointed_state_are_seen() -> None:
 
 @needs_arena
 @pytest.mark.parametrize("optimizer", [sgd, adam])
-@pytest.mark.parametrize("planner", [p for p in PLANNERS if p not in ("auto", "page-only", "poet")])
+@pytest.mark.parametrize("planner", [p for p in registry.names() if p not in ("auto", "page-only", "poet")])
 def test_every_planner_keeps_its_account_to_the_byte(planner: str, optimizer: OptimizerMaker) -> None:
     work, batch = deep_work(optimizer), deep_batch(64)
     kept = work.twin()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edgetrain.native import arena
-from edgetrain.plan.fast import Walk
+from edgetrain.plan.walk import Walk
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.step import BudgetWarning, Step
 from tests.helpers.marks import PLANNED_STEPS

@@ -17,9 +17,10 @@ from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.capture.training import capture_with_externals
 from edgetrain.graph.ir import Graph
 from edgetrain.ops import norm
+from edgetrain.plan import registry
 from edgetrain.plan.plan import Plan, Updates
-from edgetrain.plan.planning import PLANNERS, least_bytes
 from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.refusal import least_bytes
 from edgetrain.run.compiled import CompiledStep
 from tests.helpers.marks import PLANNED_STEPS
 from tests.helpers.nets import CASES, Case
@@ -241,7 +242,7 @@ def test_a_budget_just_below_the_smallest_is_refused_and_the_bound_is_proven() -
         et.plan(graph, task.costs, et.Budget(answer.bound_bytes - 1), time_limit_s=PLAN_TIME_S)
 
 
-@pytest.mark.parametrize("planner", [p for p in PLANNERS if p not in ("poet", "page-only")])  # these need more
+@pytest.mark.parametrize("planner", [p for p in registry.names() if p not in ("poet", "page-only")])  # these need more
 def test_what_an_infeasible_names_works_for_the_planner_that_was_asked(planner: str) -> None:
     """For every planner, not for the best of them alone."""
     _, graph, task = by_hand("residual", "early")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.plan.chen import chen
 from edgetrain.plan.plan import Updates
+from edgetrain.plan.planners.chen import chen
 from tests.plan.problems import NETS, STEPS, check, check_order, extra_s, small
 
 

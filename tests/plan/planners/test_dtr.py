@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.plan.dtr import Heuristic, dtr
 from edgetrain.plan.plan import Updates
+from edgetrain.plan.planners.dtr import Heuristic, dtr
 from tests.plan.problems import STEPS, budget, check_order, small
 
 HEURISTICS: tuple[Heuristic, ...] = ("dtr", "dtr_eq", "lru", "size")

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.plan.fast import NoRoom, prepare
-from edgetrain.plan.micro_batches import TooSmall, number_of, within
+from edgetrain.plan.micro_batches import TooSmall, within
 from edgetrain.plan.plan import Plan, Updates
-from edgetrain.plan.sage import Sage, sage
+from edgetrain.plan.planners.fast import FAST
+from edgetrain.plan.planners.sage import SAGE, Sage, sage
+from edgetrain.plan.walk import NoRoom
 from tests.plan.problems import STEPS, budget, check_order, small
 
 
@@ -45,7 +46,7 @@ class Watched(Sage):
 @pytest.mark.parametrize(("name", "part"), [("residual", 0.7), ("chain", 0.8), ("attention", 0.8)])
 def test_what_goes_is_least_by_time_and_size(name: str, part: float) -> None:
     problem = small(name)
-    walk = Watched(prepare(problem), budget(problem, part))
+    walk = Watched(problem.tables, budget(problem, part))
     walk.run()
     size, maker = problem.size, problem.maker
     score = {s: (1e6 * problem.costs.ops[op].again_s + 1) / (size[s] + 1) for s, op in maker.items()}
@@ -62,7 +63,7 @@ def test_it_evicts_where_memory_is_short_and_only_there() -> None:
     assert len(order) > len(problem.order)
     assert sage(problem, problem.keep_all.persistent_bytes) is None
     with pytest.raises(NoRoom):
-        Sage(prepare(problem), problem.keep_all.persistent_bytes).run()
+        Sage(problem.tables, problem.keep_all.persistent_bytes).run()
 
 
 # ---- the number of micro-batches
@@ -124,7 +125,7 @@ def test_a_refusal_is_told_in_the_answer_and_never_hides_a_whole_batch_that_fits
 
 
 def test_what_is_asked_for_counts() -> None:
-    assert number_of(None, "fast") == 1
-    assert number_of(None, "sage") == "fewest"
-    assert number_of(1, "sage") == 1
-    assert number_of("auto", "sage") == "auto"
+    assert FAST.number_of(None) == 1
+    assert SAGE.number_of(None) == "fewest"
+    assert SAGE.number_of(1) == 1
+    assert SAGE.number_of("auto") == "auto"

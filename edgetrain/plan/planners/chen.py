@@ -18,11 +18,12 @@ be made again then stays.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from itertools import takewhile
 
 from edgetrain.plan import lifetimes
-from edgetrain.plan.fast import is_late
+from edgetrain.plan.planner import Planner, greedy
 from edgetrain.plan.problem import Problem
 
 
@@ -42,14 +43,16 @@ class _Forward:
     kept: frozenset[int]
 
 
-def chen(problem: Problem, budget_bytes: int | None, *, segments: int | None = None) -> tuple[int, ...] | None:
+def chen(
+    problem: Problem, budget_bytes: int | None, *, segments: int | None = None, until: float = math.inf
+) -> tuple[int, ...] | None:
     """`segments` fixes their number."""
     forward = _forward(problem)
     n = len(forward.positions)
     if segments is None and budget_bytes is None:
         segments = max(1, round(math.sqrt(n)))
     numbers = range(1, n + 1) if segments is None else [segments]
-    in_time = takewhile(lambda _: not is_late(), numbers)
+    in_time = takewhile(lambda _: time.monotonic() <= until, numbers)
     orders = dict.fromkeys(_order(problem, forward, _cuts(problem, forward, number)) for number in in_time)
     for order in sorted(orders, key=problem.costs.time_s):
         if budget_bytes is None or problem.peak_bytes(order) <= budget_bytes:
@@ -138,3 +141,6 @@ def _again(problem: Problem, forward: _Forward, segment: tuple[int, ...]) -> tup
             found.add(at)
             wanted += [r for r in p.reads[order[at]] if r in inner]
     return where, [order[at] for at in sorted(found)]
+
+
+CHEN = Planner("chen", "recompute segments of the forward pass (Chen et al. 2016)", greedy(chen), keeps_what_fits=False)

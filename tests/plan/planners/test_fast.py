@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.plan.fast import SCORES, ScoreName, fast, prepare
 from edgetrain.plan.plan import Updates
+from edgetrain.plan.planners.fast import SCORES, ScoreName, fast
 from tests.plan.problems import NETS, STEPS, budget, check_order, extra_s, small
 
 
@@ -42,7 +42,7 @@ def test_a_budget_that_nothing_can_meet() -> None:
 @pytest.mark.parametrize("name", ["residual", "attention"])
 def test_it_finds_orders_down_to_what_single_ops_need(name: str) -> None:
     problem = small(name)
-    ready = prepare(problem)
+    ready = problem.tables
     # What one op needs at least: its inputs, its results, its workspace, and what can never be made again.
     least, waiting = 0, dict[int, int]()
     for at, uses in enumerate(ready.next_use):
@@ -60,11 +60,10 @@ def test_it_finds_orders_down_to_what_single_ops_need(name: str) -> None:
 
 def test_more_tries_are_never_worse_and_polish_helps() -> None:
     problem = small("residual")
-    ready = prepare(problem)
     limit = budget(problem, 0.6)
 
     def time_s(tries: int, polish: bool = True) -> float:
-        order = fast(problem, limit, prepared=ready, tries=tries, polish=polish)
+        order = fast(problem, limit, tries=tries, polish=polish)
         assert order is not None
         return extra_s(problem, order)
 
@@ -76,4 +75,4 @@ def test_more_tries_are_never_worse_and_polish_helps() -> None:
 def test_the_same_order_every_time() -> None:
     problem = small("residual")
     limit = budget(problem, 0.5)
-    assert fast(problem, limit, tries=9) == fast(problem, limit, tries=9, prepared=prepare(problem))
+    assert fast(problem, limit, tries=9) == fast(problem, limit, tries=9)

@@ -42,6 +42,7 @@ How the pool is calibrated, and where this departs from what was published:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,9 +50,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.plan.fast import TICK_S, NoRoom, Prepared, Walk, prepare
 from edgetrain.plan.layout import Block, Layout, lay_out, live_peak
-from edgetrain.plan.problem import Problem
+from edgetrain.plan.planner import Planner, greedy
+from edgetrain.plan.problem import TICK_S, Problem, Tables
+from edgetrain.plan.walk import NoRoom, Walk
 
 ALIGNMENT = 64
 Hoist = Literal["at once", "last"]
@@ -93,13 +95,13 @@ def melon(
     problem: Problem,
     budget_bytes: int,
     *,
-    prepared: Prepared | None = None,
+    until: float = math.inf,
     pooled: bool = True,
     hoist: Hoist = "at once",
     alignment: int = ALIGNMENT,
 ) -> tuple[int, ...] | None:
     """The order alone; see `calibrate`."""
-    found = calibrate(problem, budget_bytes, prepared=prepared, pooled=pooled, hoist=hoist, alignment=alignment)
+    found = calibrate(problem, budget_bytes, until=until, pooled=pooled, hoist=hoist, alignment=alignment)
     return None if found is None else found.order
 
 
@@ -107,7 +109,7 @@ def calibrate(
     problem: Problem,
     budget_bytes: int,
     *,
-    prepared: Prepared | None = None,
+    until: float = math.inf,
     pooled: bool = True,
     hoist: Hoist = "at once",
     alignment: int = ALIGNMENT,
@@ -118,8 +120,7 @@ def calibrate(
     hoist:  when the release of an evicted storage moves to just after its last use.
     alignment: of every block of the pool, in bytes; sizes are rounded up to it.
     """
-    ready = prepared or prepare(problem)
-    walk = _Progressive(ready, budget_bytes, pooled=pooled, hoist=hoist, alignment=alignment)
+    walk = _Progressive(problem.tables, budget_bytes, pooled=pooled, hoist=hoist, alignment=alignment, until=until)
     try:
         sequence = walk.run()
     except NoRoom:
@@ -127,7 +128,7 @@ def calibrate(
     walk.pool.cut(walk.releases)
     blocks = walk.pool.blocks()
     layout = walk.pool.layout() if pooled else pool(blocks, alignment=alignment)
-    return Calibrated(tuple(ready.order[at] for at in sequence), tuple(walk.evictions), blocks, layout)
+    return Calibrated(tuple(problem.order[at] for at in sequence), tuple(walk.evictions), blocks, layout)
 
 
 class _Pool:
@@ -207,61 +208,63 @@ class _Progressive(Walk):
     """The walk's time is the number of ops that have run; a position that is to come is `ahead` of it by what has run
     again."""
 
-    def __init__(self, ready: Prepared, budget: int, *, pooled: bool, hoist: Hoist, alignment: int) -> None:
-        super().__init__(ready, budget)
+    def __init__(
+        self, tables: Tables, budget: int, *, pooled: bool, hoist: Hoist, alignment: int, until: float = math.inf
+    ) -> None:
+        super().__init__(tables, budget, until=until)
         self.pooled, self.hoist = pooled, hoist
-        self.room_bytes = budget - ready.persistent_bytes
+        self.room_bytes = budget - tables.persistent_bytes
         self.pool = _Pool(alignment)
         self.ahead = 0
         self.first_new = 0  # the first block that the op at hand brings
-        self.block = [-1] * len(ready.size)  # storage → the block of its present life
+        self.block = [-1] * len(tables.size)  # storage → the block of its present life
         self.releases: dict[int, int] = {}  # block of an evicted storage → the time after its last use
         self.evictions: list[Eviction] = []
         self.in_chain: dict[int, int] = {}  # storage → the time after its last reader in the chain under way
-        self.touched = np.zeros(len(ready.size), dtype=np.int64)  # the time of its last use
-        self.size = np.array(ready.size, dtype=np.float64)
-        self.own_s = np.array(ready.own_s)
+        self.touched = np.zeros(len(tables.size), dtype=np.int64)  # the time of its last use
+        self.size = np.array(tables.size, dtype=np.float64)
+        self.own_s = np.array(tables.own_s)
         self.least_s = self.own_s.copy()  # recompute times as far as known: they only grow until something comes back
-        self.dies = [self.end] * len(ready.size)  # storage → the position after its last use
-        for at, uses in enumerate(ready.next_use):
+        self.dies = [self.end] * len(tables.size)  # storage → the position after its last use
+        for at, uses in enumerate(tables.next_use):
             for s, use in uses.items():
                 if use > self.end:
                     self.dies[s] = at + 1
 
     # ---- the timeline
 
-    def make_again(self, missing: Sequence[int]) -> None:
+    def recompute(self, missing: Sequence[int]) -> None:
         begin, chain = len(self.sequence), sorted(self.makers(missing))
         self.pool.extend(begin, len(chain))
         self.ahead += len(chain)
-        self.in_chain = {r: begin + k + 1 for k, at in enumerate(chain) for r in self.ready.reads[at]}
-        super().make_again(missing)
+        self.in_chain = {r: begin + k + 1 for k, at in enumerate(chain) for r in self.tables.reads[at]}
+        super().recompute(missing)
         self.in_chain = {}
 
     def execute(self, at: int, uses: dict[int, int] | None) -> None:
         self.first_new = self.pool.count
         self.add_blocks(at, uses)
-        for s in (*self.ready.reads[at], *self.ready.makes[at]):
+        for s in (*self.tables.reads[at], *self.tables.makes[at]):
             self.touched[s] = len(self.sequence)
         super().execute(at, uses)
 
     def add_blocks(self, at: int, uses: dict[int, int] | None) -> None:
         """The blocks that the op brings, in the order of the rule. `uses`: as for `execute`."""
-        ready, time, again = self.ready, len(self.sequence), uses is None
-        makes = ready.makes[at]
-        workspace = ready.again_workspace if again else ready.first_workspace
+        tables, time, again = self.tables, len(self.sequence), uses is None
+        makes = tables.makes[at]
+        workspace = tables.again_workspace if again else tables.first_workspace
         over = self.overwritten(at, uses)
         if over is not None:
             # All that is alive from now on is alive now too, and lies beside it already: the place is free for longer.
             self.block[makes[0]] = self.block[over]
             self.pool.cut({self.block[over]: self.end_of(makes[0], again=again)})
-            makes, workspace = makes[1:], ready.over_workspace
+            makes, workspace = makes[1:], tables.over_workspace
         new: list[tuple[int, int, int | None]] = [  # end, bytes, storage
-            (self.end_of(s, again=again), ready.size[s], s) for s in makes if not self.live[s]
+            (self.end_of(s, again=again), tables.size[s], s) for s in makes if not self.live[s]
         ]
         new.append((time + 1, workspace[at], None))
         if not again:
-            new.append((self.end + self.ahead, ready.undo[at], None))
+            new.append((self.end + self.ahead, tables.undo[at], None))
         for end, n_bytes, s in sorted(new, key=lambda block: (-block[0], -block[1])):
             if s is not None:
                 self.block[s] = self.pool.add(n_bytes, time, end)
@@ -270,10 +273,10 @@ class _Progressive(Walk):
 
     def overwritten(self, at: int, uses: dict[int, int] | None) -> int | None:
         """The input whose memory the op's first result will take: one that ends here, as in `execute`."""
-        ready = self.ready
-        if not ready.makes[at] or self.live[ready.makes[at][0]]:
+        tables = self.tables
+        if not tables.makes[at] or self.live[tables.makes[at][0]]:
             return None
-        ending = (s for s in ready.overwrites[at] if self.locks[s] == 1)
+        ending = (s for s in tables.overwrites[at] if self.locks[s] == 1)
         return next((s for s in ending if (uses[s] if uses else self.next_use[s]) > self.end), None)
 
     def end_of(self, s: int, *, again: bool) -> int:
@@ -308,7 +311,7 @@ class _Progressive(Walk):
         self.releases[block] = release
         self.pool.cut({block: release if self.hoist == "at once" else time})
         self.drop(s)
-        return self.ready.size[s]
+        return self.tables.size[s]
 
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
         while True:
@@ -316,7 +319,7 @@ class _Progressive(Walk):
             s = int(tps.argmax())
             if tps[s] <= 0:
                 return None, False
-            time_s = sum(self.ready.again_s[at] for at in self.makers([s])) + TICK_S
+            time_s = sum(self.tables.again_s[at] for at in self.makers([s])) + TICK_S
             if time_s <= self.least_s[s] * (1 + 1e-9):
                 return s, False
             self.least_s[s] = time_s
@@ -327,5 +330,8 @@ class _Progressive(Walk):
         found: NDArray[np.float64] = self.size * (self.next_use + self.ahead - release) / self.least_s
         return found
 
-    def came_back(self, s: int) -> None:
+    def on_recomputed(self, s: int) -> None:
         self.least_s[:] = self.own_s
+
+
+MELON = Planner("melon", "a pool by lifetimes, and eviction by bytes × lifetime ÷ time (Melon)", greedy(melon))

@@ -34,10 +34,9 @@ import numpy as np
 
 from edgetrain.costs.table import Store
 from edgetrain.plan.budget import Objective
-from edgetrain.plan.fast import prepare
+from edgetrain.plan.mip.program import Formulation, Row, Values
 from edgetrain.plan.plan import Free, Item, PageIn, PageOut
 from edgetrain.plan.problem import Problem
-from edgetrain.plan.program import Formulation, Row, Values
 
 INSTANTS = 25
 LEAST_PART = 1 / 1000  # of what keeping all takes above what lasts: smaller storages are not paged
@@ -71,7 +70,7 @@ class PagingFormulation(Formulation):
         self.begin: dict[tuple[int, int, bool], int] = {}
         self.O: dict[tuple[int, bool], int] = {}
         self.I: dict[tuple[int, int, bool], int] = {}
-        self._until = prepare(problem).until
+        self._until = problem.tables.until
         for s in self._worth_paging():
             self._page(s)
         self._storage = {v: key[0] for key, v in (*self.O.items(), *self.I.items())}

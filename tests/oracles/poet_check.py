@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 
 from edgetrain.errors import InternalError
-from edgetrain.plan.poet_as_published import Instance, Node, Schedule, Solution, Switches
+from tests.oracles.poet_as_published import Instance, Node, Schedule, Solution, Switches
 
 
 def check(instance: Instance, solution: Solution, switches: Switches | None = None) -> int:

@@ -12,12 +12,13 @@ import pytest
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run, Store
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.plan.optimal import Aim, optimal, smallest
-from edgetrain.plan.page_instead import page_instead
-from edgetrain.plan.paging_program import PagingFormulation
+from edgetrain.plan.mip.page_instead import page_instead
+from edgetrain.plan.mip.paging import PagingFormulation
+from edgetrain.plan.mip.search import optimal, smallest
 from edgetrain.plan.plan import Item, PageIn, PageOut
-from edgetrain.plan.poet_as_published import Switches, instance, solve
+from edgetrain.plan.planner import Aim
 from edgetrain.plan.problem import Problem, problem
+from tests.oracles.poet_as_published import Switches, instance, solve
 from tests.plan.problems import budget, check, small
 
 NETS = ("chain", "residual", "dropout", "attention")

@@ -16,27 +16,34 @@ Where eviction is not enough SAGE shrinks the micro-batch: `micro_batches.within
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from edgetrain.plan.fast import NoRoom, Prepared, Walk, prepare
-from edgetrain.plan.problem import Problem
+from edgetrain.plan.planner import Planner, greedy
+from edgetrain.plan.problem import Problem, Tables
+from edgetrain.plan.walk import NoRoom, Walk
 
 
-def sage(problem: Problem, budget_bytes: int, *, prepared: Prepared | None = None) -> tuple[int, ...] | None:
-    ready = prepared or prepare(problem)
+def sage(problem: Problem, budget_bytes: int, *, until: float = math.inf) -> tuple[int, ...] | None:
     try:
-        return tuple(ready.order[at] for at in Sage(ready, budget_bytes).run())
+        return tuple(problem.order[at] for at in Sage(problem.tables, budget_bytes, until=until).run())
     except NoRoom:
         return None
 
 
 class Sage(Walk):
-    def __init__(self, ready: Prepared, budget: int, stored: Iterable[int] = ()) -> None:
-        super().__init__(ready, budget, stored)
-        self.score = [(1e6 * own_s + 1) / (n + 1) for own_s, n in zip(ready.own_s, ready.size, strict=True)]
+    def __init__(self, tables: Tables, budget: int, stored: Iterable[int] = (), *, until: float = math.inf) -> None:
+        super().__init__(tables, budget, stored, until=until)
+        self.score = [(1e6 * own_s + 1) / (n + 1) for own_s, n in zip(tables.own_s, tables.size, strict=True)]
 
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
         candidates = self.evictable.nonzero()[0].tolist()
         if candidates:
             return min(candidates, key=self.score.__getitem__), False
         return (options[0][0], True) if options else (None, False)
+
+
+SAGE = Planner(
+    "sage", "evict at run time; where that is not enough, take the largest micro-batches that fit (SAGE)",
+    greedy(sage), micro_batches="fewest",
+)  # fmt: skip

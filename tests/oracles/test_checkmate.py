@@ -9,12 +9,12 @@ from itertools import combinations
 import pytest
 
 from edgetrain.errors import UserError
-from edgetrain.plan.checkmate import Proven, checkmate
-from edgetrain.plan.chen import chen
-from edgetrain.plan.dtr import dtr
-from edgetrain.plan.fast import fast
-from edgetrain.plan.melon import melon
+from edgetrain.plan.planners.chen import chen
+from edgetrain.plan.planners.dtr import dtr
+from edgetrain.plan.planners.fast import fast
+from edgetrain.plan.planners.melon import melon
 from edgetrain.plan.problem import Problem
+from tests.oracles.checkmate import Proven, checkmate
 from tests.plan.problems import budget, check, extra_s, small
 
 PARTS = (1.0, 0.95, 0.9, 0.85, 0.8)

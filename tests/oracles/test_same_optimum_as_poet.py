@@ -32,17 +32,17 @@ from hypothesis import strategies as st
 import edgetrain as et
 from edgetrain.costs.table import Store
 from edgetrain.plan.budget import Objective
-from edgetrain.plan.fast import prepare
 from edgetrain.plan.lifetimes import results
-from edgetrain.plan.optimal import Aim, optimal
+from edgetrain.plan.mip.search import optimal
 from edgetrain.plan.plan import Compute, Free, Item, PageIn, PageOut, Updates
-from edgetrain.plan.planning import least_bytes
-from edgetrain.plan.poet_as_published import Instance, Schedule, Solution, Switches, instance, solve
-from edgetrain.plan.poet_check import check
+from edgetrain.plan.planner import Aim
 from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.refusal import least_bytes
 from edgetrain.plan.validate import validate
+from tests.oracles.poet_as_published import Instance, Schedule, Solution, Switches, instance, solve
+from tests.oracles.poet_check import check
+from tests.oracles.poet_search import Rules, held, ones
 from tests.plan.made_steps import Shape, made_step
-from tests.plan.poet_search import Rules, held, ones
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 5
 LIMIT_S = 60.0
@@ -75,7 +75,7 @@ class Question:
         """The published one, in which the step's results stay. safe: nothing is paged that could be lost for good."""
         given = instance(self.task, memory_bytes=self.memory_bytes, time_s=self.time_s)
         nodes = list(given.nodes)
-        kept, until = results(self.task.graph), prepare(self.task).until
+        kept, until = results(self.task.graph), self.task.tables.until
         for i, op in enumerate(run_ops(self.task)):
             made = self.task.makes[op]
             if kept.intersection(made):

@@ -19,38 +19,40 @@ copy: a storage that could not be made again at its next use stays.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from edgetrain.plan.fast import TICK_S, NoRoom, Prepared, Walk, prepare
-from edgetrain.plan.problem import Problem
+from edgetrain.plan.planner import Planner, greedy
+from edgetrain.plan.problem import TICK_S, Problem, Tables
+from edgetrain.plan.walk import NoRoom, Walk
 
 Heuristic = Literal["dtr", "dtr_eq", "lru", "size"]
 
 
 def dtr(
-    problem: Problem, budget_bytes: int, *, heuristic: Heuristic = "dtr", prepared: Prepared | None = None
+    problem: Problem, budget_bytes: int, *, heuristic: Heuristic = "dtr", until: float = math.inf
 ) -> tuple[int, ...] | None:
-    ready = prepared or prepare(problem)
     try:
-        return tuple(ready.order[at] for at in _Online(ready, budget_bytes, heuristic).run())
+        walk = _Online(problem.tables, budget_bytes, heuristic, until=until)
+        return tuple(problem.order[at] for at in walk.run())
     except NoRoom:
         return None
 
 
 class _Online(Walk):
-    def __init__(self, ready: Prepared, budget: int, heuristic: Heuristic) -> None:
-        super().__init__(ready, budget)
+    def __init__(self, tables: Tables, budget: int, heuristic: Heuristic, *, until: float = math.inf) -> None:
+        super().__init__(tables, budget, until=until)
         self.heuristic = heuristic
         self.clock_s = 0.0
-        self.accessed_s = [0.0] * len(ready.size)
-        self.ran = bytearray(len(ready.order))
-        self.sets = _Sets(len(ready.size))
+        self.accessed_s = [0.0] * len(tables.size)
+        self.ran = bytearray(len(tables.order))
+        self.sets = _Sets(len(tables.size))
 
     def execute(self, at: int, uses: dict[int, int] | None) -> None:
         super().execute(at, uses)
-        self.clock_s += self.ready.again_s[at] if self.ran[at] else float(self.ready.first_s[at])
+        self.clock_s += self.tables.again_s[at] if self.ran[at] else float(self.tables.first_s[at])
         self.ran[at] = 1
-        for s in (*self.ready.reads[at], *self.ready.makes[at]):
+        for s in (*self.tables.reads[at], *self.tables.makes[at]):
             self.accessed_s[s] = self.clock_s
 
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
@@ -61,53 +63,53 @@ class _Online(Walk):
 
     def h(self, s: int) -> float:
         stale_s = self.clock_s - self.accessed_s[s] + TICK_S
-        n_bytes = self.ready.size[s] + 1
+        n_bytes = self.tables.size[s] + 1
         match self.heuristic:
             case "lru":
                 return 1 / stale_s
             case "size":
                 return 1 / n_bytes
             case "dtr":
-                return (self.ready.own_s[s] + self.around_s(s)) / (n_bytes * stale_s)
+                return (self.tables.own_s[s] + self.around_s(s)) / (n_bytes * stale_s)
             case "dtr_eq":
                 sets = {self.sets.find(t) for t in self.neighbours(s) if self.is_evicted(t)}
-                return (self.ready.own_s[s] + sum(self.sets.sum_s[t] for t in sets)) / (n_bytes * stale_s)
+                return (self.tables.own_s[s] + sum(self.sets.sum_s[t] for t in sets)) / (n_bytes * stale_s)
 
     # ---- the evicted neighbourhood
 
     def is_evicted(self, s: int) -> bool:
-        at = self.ready.made_at[s]
-        return bool(self.ran[at]) and not self.live[s] and self.ready.until[s] >= self.now
+        at = self.tables.made_at[s]
+        return bool(self.ran[at]) and not self.live[s] and self.tables.until[s] >= self.now
 
     def neighbours(self, s: int) -> list[int]:
-        return [*self.ready.reads[self.ready.made_at[s]], *self.ready.readers[s]]
+        return [*self.tables.reads[self.tables.made_at[s]], *self.tables.readers[s]]
 
     def around_s(self, s: int) -> float:
         """The time of e*, each op once."""
-        ready = self.ready
-        found = self.makers([s]) - {ready.made_at[s]}
+        tables = self.tables
+        found = self.makers([s]) - {tables.made_at[s]}
         stack, seen = [s], {s}
         while stack:
-            for t in ready.readers[stack.pop()]:
+            for t in tables.readers[stack.pop()]:
                 if t not in seen and self.is_evicted(t):
                     seen.add(t)
                     stack.append(t)
-                    found.add(ready.made_at[t])
-        return sum(ready.again_s[at] for at in found)
+                    found.add(tables.made_at[t])
+        return sum(tables.again_s[at] for at in found)
 
     # ---- the sets of evicted storages
 
     def drop(self, s: int) -> None:
         super().drop(s)
         if self.heuristic == "dtr_eq" and self.is_evicted(s):
-            self.sets.add(s, self.ready.own_s[s])
+            self.sets.add(s, self.tables.own_s[s])
             for t in self.neighbours(s):
                 if t != s and self.is_evicted(t):
                     self.sets.join(s, t)
 
-    def came_back(self, s: int) -> None:
+    def on_recomputed(self, s: int) -> None:
         if self.heuristic == "dtr_eq":
-            self.sets.leave(s, self.ready.own_s[s])
+            self.sets.leave(s, self.tables.own_s[s])
 
 
 class _Sets:
@@ -139,3 +141,6 @@ class _Sets:
         if a != b:
             self.parent[b] = a
             self.sum_s[a] += self.sum_s[b]
+
+
+DTR = Planner("dtr", "evict online, knowing the past alone (DTR)", greedy(dtr))

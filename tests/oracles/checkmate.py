@@ -34,8 +34,7 @@ from typing import Any
 import numpy as np
 
 from edgetrain.errors import UserError
-from edgetrain.plan.fast import Prepared, prepare
-from edgetrain.plan.problem import Problem
+from edgetrain.plan.problem import Problem, Tables
 
 MOST_OPS = 60
 Row = dict[int, float]
@@ -57,14 +56,14 @@ def checkmate(problem: Problem, budget_bytes: int, *, time_limit_s: float = 60.0
             "the oracle is for small graphs", expected=f"at most {MOST_OPS} ops", received=f"{n_ops} ops",
             next_step="use the planner `optimal` or `fast`",
         )  # fmt: skip
-    program = _Program(problem, prepare(problem), budget_bytes)
+    program = _Program(problem, problem.tables, budget_bytes)
     return program.solve(time_limit_s) if program.possible else None
 
 
 @dataclass
 class _Program:
     problem: Problem
-    ready: Prepared
+    ready: Tables
     budget: int
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run
-from edgetrain.plan import planning
-from edgetrain.plan.fast import prepare
+from edgetrain.plan import registry
 from edgetrain.plan.layout import Block, Layout
 from edgetrain.plan.layout import check as check_layout
-from edgetrain.plan.melon import Calibrated, Hoist, calibrate, melon, pool
 from edgetrain.plan.plan import Updates
+from edgetrain.plan.planner import Request, Schedule
+from edgetrain.plan.planners.melon import Calibrated, Hoist, calibrate, melon, pool
 from edgetrain.plan.problem import Problem, problem
 from tests.plan.problems import NETS, STEPS, budget, check, small
 
@@ -129,7 +129,7 @@ def test_it_saves_memory_by_recomputing(name: str) -> None:
     order = melon(task, budget(task, 0.75))
     assert order is not None
     assert len(order) > len(task.order)
-    assert melon(task, budget(task, 0.75), prepared=prepare(task)) == order
+    assert melon(task, budget(task, 0.75)) == order
 
 
 def test_an_early_hoist_meets_budgets_that_a_late_one_does_not() -> None:
@@ -154,7 +154,11 @@ def test_what_no_pool_can_meet() -> None:
 def test_a_budget_that_it_fails_is_kept_by_the_plan_for_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
     task = small("residual")
     limit = budget(task, 0.8)
-    monkeypatch.setitem(planning.SIMPLE, "melon", lambda task, asked: None if asked == limit else melon(task, asked))
+
+    def fails_here(request: Request) -> Schedule:
+        return Schedule(None if request.budget_bytes == limit else melon(request.problem, request.budget_bytes))
+
+    monkeypatch.setitem(registry._PLANNERS, "melon", replace(registry.named("melon"), find=fails_here))
     made = et.plan(task.graph, task.costs, et.Budget(limit), planner="melon", updates=task.updates, use_cache=False)
     assert made.peak_bytes <= limit
     assert made.recomputed
@@ -198,7 +202,7 @@ def test_what_takes_long_to_make_again_stays() -> None:
 def largest_tps(given: Problem, found: Calibrated, number: int) -> tuple[float, float]:
     """The TPS of an eviction, and the largest at that moment, played anew from the order alone."""
     order, eviction = found.order, found.evictions[number]
-    ready, position = prepare(given), given.position
+    ready, position = given.tables, given.position
     seen: set[int] = set()
     first_run = [not (op in seen or seen.add(op)) for op in order]  # type: ignore[func-returns-value]
     running = next(t for t in range(eviction.time, len(order)) if first_run[t])  # the op that the chain is for

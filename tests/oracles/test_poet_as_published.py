@@ -18,8 +18,10 @@ from torch import nn
 import edgetrain as et
 from edgetrain.costs.table import Costs, OpCost, Run, Store
 from edgetrain.errors import InternalError, UserError
-from edgetrain.plan.checkmate import checkmate
-from edgetrain.plan.poet_as_published import (
+from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.validate import validate
+from tests.oracles.checkmate import checkmate
+from tests.oracles.poet_as_published import (
     MOST_NODES,
     Instance,
     Matrix,
@@ -31,10 +33,8 @@ from edgetrain.plan.poet_as_published import (
     instance,
     solve,
 )
-from edgetrain.plan.poet_check import check
-from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.validate import validate
-from tests.plan.poet_search import Rules, held, published, unbound
+from tests.oracles.poet_check import check
+from tests.oracles.poet_search import Rules, held, published, unbound
 from tests.plan.problems import budget, small
 
 NEARLY = 1e-6

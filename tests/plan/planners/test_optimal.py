@@ -7,13 +7,13 @@ from typing import get_args
 
 import pytest
 
-from edgetrain.plan.checkmate import checkmate
-from edgetrain.plan.dtr import Heuristic, dtr
-from edgetrain.plan.fast import ScoreName, fast
-from edgetrain.plan.optimal import DEPTH, optimal
+from edgetrain.plan.mip.program import Formulation, Values, places_over
+from edgetrain.plan.mip.search import DEPTH, optimal
 from edgetrain.plan.plan import Updates
+from edgetrain.plan.planners.dtr import Heuristic, dtr
+from edgetrain.plan.planners.fast import ScoreName, fast
 from edgetrain.plan.problem import Problem
-from edgetrain.plan.program import Formulation, Values, places_over
+from tests.oracles.checkmate import checkmate
 from tests.plan.problems import budget, check, extra_s, small
 
 NETS = ("chain", "residual", "dropout", "attention")

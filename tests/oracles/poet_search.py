@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from edgetrain.plan.poet_as_published import Instance, Switches
+from tests.oracles.poet_as_published import Instance, Switches
 
 NEARLY = 1e-9
 Label = tuple[float, float]  # what is to be least, and the time that the budget counts

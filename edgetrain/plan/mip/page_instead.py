@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from edgetrain.plan.paging_program import PagingFormulation
+from edgetrain.plan.mip.paging import PagingFormulation
 from edgetrain.plan.plan import Free, Item, PageIn, PageOut
 from edgetrain.plan.problem import Problem
 from edgetrain.plan.timing import Timing, play

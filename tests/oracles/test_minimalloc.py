@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import UserError
 from edgetrain.plan.layout import Block
-from edgetrain.plan.minimalloc import Problem, read, solve, write
+from tests.oracles.minimalloc import Problem, read, solve, write
 
 # The example of MiniMalloc's own README.
 EXAMPLE = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n"
