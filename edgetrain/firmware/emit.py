@@ -16,12 +16,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.firmware.arena import Arena
 from edgetrain.firmware.kernels import Scene, double, identifier, kernel_of, number
 from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Value
+from edgetrain.ops.entry import work
 from edgetrain.ops.replay import replay
 from edgetrain.ops.update import Settings
 from edgetrain.plan.plan import Compute, Free, Plan

@@ -28,12 +28,12 @@ import torch
 from numpy.typing import NDArray
 
 from edgetrain import files
-from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.files import explained, write_atomic
 from edgetrain.graph.ir import PHASES, Graph, Phase
 from edgetrain.measure.record import Fields, read_json, read_whole
 from edgetrain.native.marks import Marks as Marker
+from edgetrain.ops.entry import work
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep

@@ -32,12 +32,13 @@ import torch
 from edgetrain.costs import calls
 from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a_trace
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
-from edgetrain.costs.work import Work, work
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, Ref
 from edgetrain.measure.sensors.room import require_room, room_bytes
 from edgetrain.native import arena
+from edgetrain.ops.entry import work
 from edgetrain.ops.update import overwrites_gradient
+from edgetrain.ops.work import Work
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import plan_with
 from edgetrain.plan.lifetimes import overwrites, persistent_bytes, timeline

@@ -56,6 +56,7 @@ from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, fr
 from edgetrain.graph.verify import verify
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
+from edgetrain.ops import update
 
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
@@ -767,7 +768,7 @@ def _with_updates(graph: Graph, kind: str, updates: list[tuple[optimizers.Traine
         ops.append(
             Op(
                 name=f"{kind}_{len(gradients)}",
-                kind=f"edgetrain.{kind}.update",
+                kind=update.kind_of(kind),
                 args=(Ref(parameter), Ref(gradient), *(Ref(s) for s in state)),
                 kwargs=(("group", t.group), ("index", t.index)),
                 outputs=(),
