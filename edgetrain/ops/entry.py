@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edgetrain.graph.ir import Graph, Op, Tensor
@@ -116,7 +116,7 @@ class AlongBatch:
     """
 
     linear: Literal["", "all", "product", "quotient"] = ""
-    sums: bool = False
+    sums: Literal["", "sum", "mean"] = ""
     reduction: int | None = None
     labels: tuple[int, int, int] | None = None
     places: int | None = None
@@ -159,6 +159,7 @@ class Entry:
     by_value:   plain PyTorch chooses a formula by the values of a tensor here; a captured step has the one that fits
                 all, and rounds otherwise.
     work:       operations and bytes.
+    frugal:     its kernels take little memory beside their results.
     columns:    its gradient lays out columns of one sample in memory from malloc, in each thread.
     category:   in reports.
     along:      along a batch.
@@ -178,6 +179,7 @@ class Entry:
     limits: Callable[[Graph, Op], Iterator[Limits]] | None = None
     by_value: Callable[[Graph, Op], bool] | None = None
     work: Rule = ONE_EACH
+    frugal: bool = False
     columns: bool = False
     category: Category = "other"
     along: AlongBatch = field(default_factory=AlongBatch)
@@ -200,6 +202,11 @@ def unregister(*kinds: str) -> None:
     _forget()
 
 
+def registered() -> tuple[str, ...]:
+    """The kinds and names that have an entry."""
+    return tuple(_entries)
+
+
 def _forget() -> None:
     found.cache_clear()
     entry_of.cache_clear()
@@ -213,7 +220,7 @@ def of_torch(entry: Entry, names: str) -> None:
 
 def own(entry: Entry, names: str) -> None:
     """The entry of these ops of ours."""
-    register(entry, *(f"edgetrain.{name}" for name in names.split()))
+    register(replace(entry, frugal=True), *(f"edgetrain.{name}" for name in names.split()))
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgetrain.graph.ir import Graph, Op
 from edgetrain.ops.c import CKernel, CSource, Scene, called, function
 from edgetrain.ops.entry import AlongBatch, Entry, of_torch, own
@@ -13,7 +15,9 @@ def _backward(graph: Graph, op: Op) -> bool:
     return op.phase == "backward"
 
 
-of_torch(Entry(category="pooling and reduction", raises="never", along=AlongBatch(linear="all", sums=True)), "sum mean")
+_SUM = Entry(category="pooling and reduction", raises="never", along=AlongBatch(linear="all", sums="sum"))
+of_torch(_SUM, "sum")
+of_torch(replace(_SUM, along=AlongBatch(linear="all", sums="mean")), "mean")
 of_torch(Entry(category="pooling and reduction"), "amax amin")
 of_torch(Entry(category="pooling and reduction", by_value=_backward), "prod cumprod")
 
