@@ -18,8 +18,6 @@ import numpy as np
 
 from edgetrain.graph.ir import Graph, Op, Ref, Value
 
-FOLDER = Path(__file__).parent.parent / "firmware" / "kernels"
-
 
 @dataclass(frozen=True, slots=True)
 class CSource:
@@ -28,12 +26,13 @@ class CSource:
     file:       its name, without ending.
     needs:      other files of the folder that it includes beside its own header, or calls.
     fast_needs: the same for the vectorised file, beside parallel and vector.
+    folder:     None: that of edgetrain's own kernels, where all others find what they need, too.
     """
 
     file: str
     needs: tuple[str, ...] = ()
     fast_needs: tuple[str, ...] = ()
-    folder: Path = FOLDER
+    folder: Path | None = None
 
 
 @dataclass
