@@ -24,9 +24,9 @@ import torch
 from edgetrain.costs.table import Way
 from edgetrain.dtypes import dtype_of
 from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.ops import call, update
+from edgetrain.ops.entry import entry_of
 from edgetrain.ops.replay import replay
 
 _ALIGNED_BYTES = 64
@@ -184,17 +184,10 @@ def function(
     op = what.op
     if op.phase == "update":
         return _update(graph, op, tensors, scratch=what.scratch)
-    kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
-    if what.over is not None:
-        kind, swap = call.in_place(op, what.over)
-        if swap:
-            args[0], args[1] = args[1], args[0]
-        keyword = call.keyword_of(kind)
-        if keyword is not None:
-            kwargs[keyword] = Ref(what.over)
-    kernel = call.resolve(kind)
-    given = [call.argument(a, tensors) for a in args]
-    named = {name: call.argument(value, tensors) for name, value in kwargs.items()}
+    op = op if what.over is None else call.over(op, what.over)
+    kernel = call.resolve(op.kind)
+    given = [call.argument(a, tensors) for a in op.args]
+    named = {name: call.argument(value, tensors) for name, value in op.kwargs}
     there = (live or {}).keys() - _changed(graph, what)
     own = [tensor for t, tensor in tensors.items() if graph.tensors[t].storage not in there]
 
@@ -229,17 +222,17 @@ def _unit(tensor: torch.Tensor) -> None:
 
 
 def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratch: bool) -> Callable[[], object]:
-    name = op.kind.split(".")[1]
     p, g, *states = op.reads
-    if op.kind == ACCUMULATE:
+    if op.kind == update.ACCUMULATE:
         return lambda: update.accumulate(tensors[p], tensors[g], {"weight": HALF}, None, False, scratch, None)
+    how = entry_of(op.kind).update
     keys = [graph.sources[t].path.rpartition(".")[2] for t in states]
     state = {key: tensors[t] for key, t in zip(keys, states, strict=True)}
     if "step" in state:
         state["step"] = state["step"].reshape(()).to("cpu")
     given = update.Settings(
         lr=1e-3, weight_decay=1e-4, maximize=False, momentum=0.9 if states else 0.0, beta1=0.9, beta2=0.999, eps=1e-8,
-        amsgrad="max_exp_avg_sq" in state, decoupled=name == "adamw",
+        amsgrad="max_exp_avg_sq" in state, decoupled=how is not None and how.optimizer == "adamw",
     )  # fmt: skip
-    kernel = update.KERNELS[name]
+    kernel = call.resolve(op.kind)
     return lambda: kernel(tensors[p], tensors[g], state, given, False, scratch, None)

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.files import explained, writable, write_text
 from edgetrain.graph.ir import PHASES, Graph, Phase
 from edgetrain.native.marks import Marks as Marker
+from edgetrain.ops.entry import work
+from edgetrain.ops.other import WAIT
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
@@ -228,7 +229,7 @@ def _wait(graph: Graph, storage: int, number: int, before: Sequence[OpRun]) -> O
     name = next(tensor.name for tensor in graph.tensors if tensor.storage == storage)
     n_bytes = graph.storages[storage].n_bytes
     phase: Phase = before[-1].phase if before else "forward"
-    return OpRun(f"wait for {name}", "edgetrain.page.wait", "", phase, "paged", number, 0, n_bytes, 0)
+    return OpRun(f"wait for {name}", WAIT, "", phase, "paged", number, 0, n_bytes, 0)
 
 
 def _timeline(ops: tuple[OpRun, ...], rows: Sequence[NDArray[np.int64]], left_out: int) -> Timeline:

@@ -47,7 +47,6 @@ import torch
 from edgetrain.dtypes import dtype_of
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
@@ -361,8 +360,7 @@ class Words:
 
     def update(self, number: int, *, guarded: bool) -> str:
         op = self.graph.ops[number]
-        name = op.kind.split(".")[1]
-        function = self._function(op.kind, lambda: update.KERNELS[name])
+        function = self._function(op.kind, lambda: call.resolve(op.kind))
         p, g = op.reads[:2]
         slot, scratch, undo = self.slot[number], number in self.scratch, "undo" if guarded else "None"
         group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
@@ -404,20 +402,12 @@ class Words:
         return self.graph.storages[self.graph.tensors[op.creates[0]].storage].device
 
     def _call(self, action: Compute, op: Op, extra: str) -> str:
-        kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
-        if action.into is not None:
-            target = overwritten(self.graph, action)
-            kind, swap = call.in_place(op, target)
-            if swap:
-                args[0], args[1] = args[1], args[0]
-            keyword = call.keyword_of(kind)
-            if keyword is not None:
-                extra += f", {keyword}=t{target}"
+        run = op if action.into is None else call.over(op, overwritten(self.graph, action))
         if beside_bytes(self.graph, op):
-            function = self._function(f"tight {kind}", lambda: _tight(call.resolve(kind)))
+            function = self._function(f"tight {run.kind}", lambda: _tight(call.resolve(run.kind)))
         else:
-            function = self._function(kind, lambda: call.resolve(kind))
-        given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
+            function = self._function(run.kind, lambda: call.resolve(run.kind))
+        given = [self._text(a) for a in run.args] + [f"{key}={self._text(value)}" for key, value in run.kwargs]
         return f"{function}({', '.join(given)}{extra})"
 
     def _function(self, kind: str, find: Callable[[], Any]) -> str:
@@ -505,7 +495,7 @@ class _Writer:
             op = self.graph.ops[action.op]
             if op.phase != "update":
                 self._ran(action, op)
-            elif op.kind != ACCUMULATE:
+            elif op.kind != update.ACCUMULATE:
                 self.held_back = self.plan.updates != "guarded"
 
     def _ran(self, action: Compute, op: Op) -> None:
@@ -525,7 +515,7 @@ class _Writer:
             op = self.graph.ops[action.op]
             if op.phase == "update" and self.rehearse:
                 return
-            changes = op.phase == "update" and op.kind != ACCUMULATE
+            changes = op.phase == "update" and op.kind != update.ACCUMULATE
             if changes and self.plan.updates != "guarded" and not self.held_back:
                 self.held_back = True
                 yield None, "    interrupt.hold()"

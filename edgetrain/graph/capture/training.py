@@ -37,7 +37,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from edgetrain import child, ranges
 from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
-from edgetrain.graph.capture import batches, foretold, optimizers
+from edgetrain.graph.capture import batches, foretold, kinds, optimizers
 from edgetrain.graph.capture.counters import unwatch_values
 from edgetrain.graph.capture.lower import Lowered, lower
 from edgetrain.graph.capture.made import made_of_numbers, put_in_place
@@ -56,6 +56,8 @@ from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, fr
 from edgetrain.graph.verify import verify
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
+from edgetrain.ops import update
+from edgetrain.ops.entry import entry_of_function
 
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
@@ -555,15 +557,16 @@ class _Capture:
             if (
                 call.phase == "backward"
                 and torch.Tag.nondeterministic_seeded in call.func.tags
-                and "dropout" not in str(call.func)
+                and kinds.NO_DRAWS not in str(call.func)
             ):
                 raise random_backward(where, str(call.func))
 
     def _refuse_labels(self) -> None:
         """Tracing lets int32 labels pass, which the kernels then refuse in the middle of a step."""
         for call in self.recorder.recording.calls:
-            if call.func in (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default):
-                dtype = self.recorder.recording.fakes[call.args[1].tensor].dtype
+            labels = entry_of_function(call.func).along.labels
+            if labels is not None:
+                dtype = self.recorder.recording.fakes[call.args[labels[0]].tensor].dtype
                 if dtype not in (torch.int64, torch.uint8):
                     raise ExampleRefused("the loss", received=f"class labels of type {dtype}", next_step=_LABELS)
 
@@ -767,7 +770,7 @@ def _with_updates(graph: Graph, kind: str, updates: list[tuple[optimizers.Traine
         ops.append(
             Op(
                 name=f"{kind}_{len(gradients)}",
-                kind=f"edgetrain.{kind}.update",
+                kind=update.kind_of(kind),
                 args=(Ref(parameter), Ref(gradient), *(Ref(s) for s in state)),
                 kwargs=(("group", t.group), ("index", t.index)),
                 outputs=(),

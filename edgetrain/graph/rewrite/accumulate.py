@@ -27,8 +27,8 @@ from dataclasses import replace
 from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Source, Storage, Tensor, Value
 from edgetrain.graph.rewrite.fuse import compact
 from edgetrain.graph.verify import verify
+from edgetrain.ops.update import ACCUMULATE
 
-ACCUMULATE = "edgetrain.accumulate.update"
 _SUM = "gradient_sum"
 
 
