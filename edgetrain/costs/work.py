@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Tensor
+from edgetrain.graph.ir import Graph, Op, Ref, Tensor, bytes_of
 
 Kind = Literal["conv", "depthwise", "dense", "elementwise", "move", "nothing"]
 KINDS: tuple[Kind, ...] = ("conv", "depthwise", "dense", "elementwise", "move", "nothing")
@@ -114,7 +114,7 @@ def _own_bytes(graph: Graph, t: int) -> int:
     """Bytes in memory that the tensor shows: one that was expanded shows the same ones again and again."""
     tensor = graph.tensors[t]
     real = math.prod(n for n, stride in zip(tensor.shape, tensor.stride, strict=True) if stride or not n)
-    return real * ITEM_BYTES[tensor.dtype]
+    return bytes_of(real, tensor.dtype)
 
 
 # ---- convolutions
@@ -140,7 +140,7 @@ def _convolution(graph: Graph, op: Op, *, backward: bool, read: int, written: in
     kind: Kind = "depthwise" if groups > 1 and groups == x.shape[1] else "conv"
     plain = taps == 1 and isinstance(stride, tuple) and all(s == 1 for s in stride)
     laid_out = kind == "conv" and not plain
-    columns = times * batch * places * taps * channels * ITEM_BYTES[x.dtype] if laid_out else 0
+    columns = bytes_of(times * batch * places * taps * channels, x.dtype) if laid_out else 0
     return Work(kind, flops, read, written, columns)
 
 
