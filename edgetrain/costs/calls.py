@@ -107,7 +107,7 @@ class Pool:
         self._fit(need, most_bytes)
         found = {}
         for t in what.op.reads:
-            tensor = graph.tensors[t]
+            tensor = graph.tensors[t].carrier
             if tensor.storage not in starts:
                 there = self.live[tensor.storage]
                 found[t] = there.as_strided(tensor.shape, tensor.stride, there.storage_offset() + tensor.offset)
@@ -145,7 +145,7 @@ def _changed(graph: Graph, what: Call) -> set[int]:
 
 
 def _kind(graph: Graph, t: int) -> tuple[str, str]:
-    tensor = graph.tensors[t]
+    tensor = graph.tensors[t].carrier
     return tensor.dtype, graph.storages[tensor.storage].device
 
 

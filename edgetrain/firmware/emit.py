@@ -30,7 +30,7 @@ from edgetrain.ops.update import kind_of as optimizer_kind
 from edgetrain.ops.work import PRODUCTS
 from edgetrain.plan.plan import Compute, Free, Plan
 
-C_TYPES = {"float32": "float", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t"}
+C_TYPES = {"float32": "float", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "uint1": "uint8_t"}
 _SHAPE_TYPES = {"conv2d_shape", "pool2d_shape", "group_norm_shape"}  # a pool without a module would be named so
 _SGD = ("learning_rate", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
 
@@ -112,7 +112,7 @@ def lasting_tensors(graph: Graph) -> list[Lasting]:
                 tensor.name,
                 c_name,
                 C_TYPES[tensor.dtype],
-                max(tensor.n_elements, 1),
+                max(tensor.carrier.n_elements, 1),
                 tensor.n_bytes,
                 role,
                 role == "input" or tensor.storage in written,

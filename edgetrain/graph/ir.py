@@ -5,7 +5,8 @@ A `Graph` is what every other part reads: `verify` says which graphs are legal, 
 so it can be saved, read back equal, and planned on another machine.
 
     storage   a block of bytes:            parameter | buffer | state | input | constant | activation | gradient
-    tensor    a typed, strided look at one storage (a view shares the storage of what it views)
+    tensor    a typed, strided look at one storage (a view shares the storage of what it views); of integers, also what
+              a unit is worth
     op        one kernel call: reads tensors, makes new ones, and sometimes writes a storage in place
 
 Activations and gradients are in single-assignment form: each storage is written by the op that makes it, except for
@@ -29,7 +30,7 @@ from typing import Any, Literal
 from edgetrain import files, saved
 from edgetrain.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 
 Role = Literal["parameter", "buffer", "state", "input", "constant", "activation", "gradient"]
 Phase = Literal["forward", "backward", "update"]
@@ -45,6 +46,10 @@ ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+BITS = "uint1"  # packed, eight to a byte; PyTorch holds their bytes as a uint8 vector (`Tensor.carrier`)
+DTYPES = (*ITEM_BYTES, BITS)
+# What an integer of a type that may carry scales can be: the first number, and the last.
+INTEGERS = {"uint8": (0, 2**8 - 1), **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)}}
 
 _KIND = re.compile(r"(?!__)\w+\.(?!__)\w+\.(?!__)\w+")  # `verify` knows which of them are legal
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -77,13 +82,33 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantization:
+    """What the integers of a tensor stand for: scale · (integer - zero point).
+
+    axis: the dimension along which each index has a scale and a zero point of its own; None where the tensor has one.
+    """
+
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...]
+    axis: int | None = None
+
+    def __str__(self) -> str:
+        if self.axis is None:
+            return f"scale {self.scales[0]:.6g}, zero point {self.zero_points[0]}"
+        return f"{len(self.scales)} scales along axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
+    """shape, stride, offset: in elements, those of packed bits too."""
+
     name: str
     storage: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     offset: int = 0
+    quantization: Quantization | None = None
 
     @property
     def n_elements(self) -> int:
@@ -91,10 +116,31 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        return self.n_elements * ITEM_BYTES[self.dtype]
+        return bytes_of(self.n_elements, self.dtype)
+
+    @property
+    def end_bytes(self) -> int:
+        """One past the last byte of its storage that it touches."""
+        if 0 in self.shape:
+            return 0
+        last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        return bytes_of(last + 1, self.dtype)
+
+    @property
+    def carrier(self) -> Tensor:
+        """The tensor by which PyTorch holds it: itself, or the bytes of its packed bits."""
+        if self.dtype != BITS:
+            return self
+        return Tensor(self.name, self.storage, (self.n_bytes,), (1,), "uint8", self.offset // 8)
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return text if self.quantization is None else f"{text} ({self.quantization})"
+
+
+def bytes_of(n_elements: int, dtype: str) -> int:
+    """What so many elements take when they lie side by side: whole bytes."""
+    return -(-n_elements // 8) if dtype == BITS else n_elements * ITEM_BYTES[dtype]
 
 
 @dataclass(frozen=True)
@@ -308,7 +354,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "edgetrain graph": SCHEMA,
         "about": dict(graph.about),
         "storages": [[s.n_bytes, s.role, s.device] for s in graph.storages],
-        "tensors": [[t.name, t.storage, t.shape, t.stride, t.dtype, t.offset] for t in graph.tensors],
+        "tensors": [_tensor_to_json(tensor) for tensor in graph.tensors],
         "ops": [_op_to_json(op) for op in graph.ops],
         "sources": {str(t): [s.sort, s.path] for t, s in graph.sources.items()},
         "outputs": list(graph.outputs),
@@ -316,6 +362,25 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "constants": {str(t): base64.b64encode(v).decode() for t, v in graph.constants.items()},
         "unused": list(graph.unused),
     }
+
+
+def _tensor_to_json(tensor: Tensor) -> list[Any]:
+    q = tensor.quantization
+    units = None if q is None else [q.scales, q.zero_points, q.axis]
+    return [tensor.name, tensor.storage, tensor.shape, tensor.stride, tensor.dtype, tensor.offset, units]
+
+
+def _tensor_from_json(data: Any) -> Tensor:
+    name, storage, shape, stride, dtype, offset, units = data
+    place = (str(name), _int(storage), _ints(shape), _ints(stride), str(dtype), _int(offset))
+    return Tensor(*place, None if units is None else _quantization(units))
+
+
+def _quantization(data: Any) -> Quantization:
+    scales, zero_points, axis = data
+    if not all(type(scale) in (int, float) for scale in scales):
+        raise ValueError(f"expected scales that are numbers, received {scales!r:.60}")
+    return Quantization(tuple(map(float, scales)), _ints(zero_points), None if axis is None else _int(axis))
 
 
 def _op_to_json(op: Op) -> list[Any]:
@@ -348,13 +413,11 @@ def _op_from_json(data: Any) -> Op:
 def from_json(data: Mapping[str, Any]) -> Graph:
     """A graph from what `to_json` gave. Raises ValueError, KeyError or TypeError on anything else."""
     if data.get("edgetrain graph") != SCHEMA:
-        raise ValueError(f"schema {data.get('edgetrain graph')!r}, expected {SCHEMA}")
+        received = data.get("edgetrain graph")
+        raise ValueError(f"the file has schema {received!r}, and this version of edgetrain reads schema {SCHEMA}")
     return Graph(
         storages=tuple(Storage(_int(n), role, str(device)) for n, role, device in data["storages"]),
-        tensors=tuple(
-            Tensor(str(name), _int(storage), _ints(shape), _ints(stride), str(dtype), _int(offset))
-            for name, storage, shape, stride, dtype, offset in data["tensors"]
-        ),
+        tensors=tuple(_tensor_from_json(tensor) for tensor in data["tensors"]),
         ops=tuple(_op_from_json(op) for op in data["ops"]),
         sources={int(t): _source(sort, str(path)) for t, (sort, path) in data["sources"].items()},
         outputs=_ints(data["outputs"]),

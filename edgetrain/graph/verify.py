@@ -6,11 +6,12 @@ edgetrain, or by a file that somebody changed, so the error is an `InternalError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from edgetrain.arguments import checked
 from edgetrain.errors import InternalError
-from edgetrain.graph.ir import ITEM_BYTES, PERSISTENT, PHASES, ROLES, Graph, Op, Tensor
+from edgetrain.graph.ir import BITS, DTYPES, INTEGERS, PERSISTENT, PHASES, ROLES, Graph, Op, Quantization, Tensor
 from edgetrain.ops.entry import TRUSTED, entry_of, found
 from edgetrain.ops.update import ACCUMULATE
 
@@ -28,7 +29,7 @@ def verify(graph: Graph) -> None:
 
 def broken_rules(graph: Graph) -> list[str]:
     """What is wrong with the graph; nothing if it is legal."""
-    rules: tuple[Rule, ...] = (_kinds, _numbers, _storages, _order, _writes, _ends)
+    rules: tuple[Rule, ...] = (_kinds, _numbers, _units, _storages, _order, _writes, _ends)
     for rule in rules:
         broken = list(rule(graph))
         if broken:
@@ -52,7 +53,7 @@ def _numbers(graph: Graph) -> Iterator[str]:
     for number, tensor in enumerate(graph.tensors):
         if not 0 <= tensor.storage < storages:
             yield f"tensor {number} ({tensor.name}) lies in storage {tensor.storage}, which is not there"
-        if tensor.dtype not in ITEM_BYTES or len(tensor.shape) != len(tensor.stride):
+        if tensor.dtype not in DTYPES or len(tensor.shape) != len(tensor.stride):
             yield f"tensor {number} ({tensor.name}) has type {tensor.dtype!r}, {tensor.shape}, {tensor.stride}"
         if min((*tensor.shape, *tensor.stride, tensor.offset)) < 0:
             yield f"tensor {number} ({tensor.name}) has a number below zero in its shape, strides or offset"
@@ -70,11 +71,47 @@ def _numbers(graph: Graph) -> Iterator[str]:
         yield "sources, outputs, gradients or constants refer to a tensor that is not there"
 
 
+def _units(graph: Graph) -> Iterator[str]:
+    """Integers alone carry scales, one for the tensor or one for each index of an axis. Packed bits have no gaps."""
+    for tensor in graph.tensors:
+        if tensor.quantization is not None:
+            yield from (f"{tensor.name} ({tensor.dtype}) {text}" for text in _scales(tensor, tensor.quantization))
+        if tensor.dtype == BITS and (tensor.offset % 8 or not _dense(tensor)):
+            yield f"{tensor.name} has packed bits with gaps, or they begin inside a byte"
+
+
+def _scales(tensor: Tensor, units: Quantization) -> Iterator[str]:
+    if tensor.dtype not in INTEGERS:
+        yield "carries scales, which only integers of 8 to 32 bits may"
+        return
+    low, high = INTEGERS[tensor.dtype]
+    if not all(0 < scale < math.inf for scale in units.scales):
+        yield "has a scale that is not positive and finite"
+    if not all(low <= zero <= high for zero in units.zero_points):
+        yield f"has a zero point outside of {low} to {high}"
+    if units.axis is not None and not 0 <= units.axis < len(tensor.shape):
+        yield f"has scales along axis {units.axis} of {len(tensor.shape)}"
+        return
+    expected = 1 if units.axis is None else tensor.shape[units.axis]
+    if (len(units.scales), len(units.zero_points)) != (expected, expected):
+        yield f"has {len(units.scales)} scales and {len(units.zero_points)} zero points, expected {expected} of each"
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Its elements lie side by side, in whatever order of its dimensions."""
+    step = 1
+    for stride, n in sorted(zip(tensor.stride, tensor.shape, strict=True)):
+        if n != 1 and stride != step:
+            return tensor.n_elements == 0
+        step *= n
+    return True
+
+
 def _storages(graph: Graph) -> Iterator[str]:
     """A tensor lies inside its storage. What persists has a source, and only that."""
     for tensor in graph.tensors:
-        if _end(tensor) > graph.storages[tensor.storage].n_bytes:
-            yield f"{tensor.name} ends at byte {_end(tensor)} of a storage of {graph.storages[tensor.storage].n_bytes}"
+        if tensor.end_bytes > (n_bytes := graph.storages[tensor.storage].n_bytes):
+            yield f"{tensor.name} ends at byte {tensor.end_bytes} of a storage of {n_bytes}"
     sourced = {graph.tensors[t].storage for t in graph.sources}
     for number, storage in enumerate(graph.storages):
         if (storage.role in PERSISTENT) != (number in sourced):
@@ -88,14 +125,6 @@ def _storages(graph: Graph) -> Iterator[str]:
     for t, value in graph.constants.items():
         if len(value) != graph.tensors[t].n_bytes:
             yield f"{graph.tensors[t].name} takes {graph.tensors[t].n_bytes} bytes, its value has {len(value)}"
-
-
-def _end(tensor: Tensor) -> int:
-    """One past the last byte that the tensor touches."""
-    if tensor.n_elements == 0:
-        return 0
-    last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
-    return (last + 1) * ITEM_BYTES[tensor.dtype]
 
 
 def _order(graph: Graph) -> Iterator[str]:
@@ -149,15 +178,15 @@ def _writes(graph: Graph) -> Iterator[str]:
 
 
 def _ends(graph: Graph) -> Iterator[str]:
-    """Outputs and gradients are made; a gradient fits its parameter; each trained parameter is updated once,
-    or each gradient is added to an accumulator; or both."""
+    """Outputs and gradients are made; a gradient has the shape of its parameter, and a type that fits; each trained
+    parameter is updated once, or each gradient is added to an accumulator; or both."""
     made = {*graph.sources, *(t for op in graph.ops for t in op.creates)}
     for t in (*graph.outputs, *graph.gradients.values()):
         if t not in made:
             yield f"{graph.tensors[t].name} is asked for, but nothing makes it"
     for p, g in graph.gradients.items():
         parameter, gradient = graph.tensors[p], graph.tensors[g]
-        if (parameter.shape, parameter.dtype) != (gradient.shape, gradient.dtype):
+        if parameter.shape != gradient.shape or not _types_fit(parameter, gradient):
             yield f"the gradient of {parameter.name} is {gradient}, the parameter {parameter}"
     summed = [op.reads[1] for op in graph.ops if op.kind == ACCUMULATE]
     updated = [op.reads[0] for op in graph.ops if op.phase == "update" and op.kind != ACCUMULATE]
@@ -165,3 +194,10 @@ def _ends(graph: Graph) -> Iterator[str]:
         yield "what is accumulated is not the gradients"
     if (updated or not summed) and sorted(updated) != sorted(graph.gradients):
         yield "the updated parameters are not those that have a gradient"
+
+
+def _types_fit(parameter: Tensor, gradient: Tensor) -> bool:
+    """Both have one type; or one carries scales, and the other carries scales too or is a float."""
+    if parameter.quantization is None and gradient.quantization is None:
+        return parameter.dtype == gradient.dtype
+    return all(tensor.quantization is not None or "float" in tensor.dtype for tensor in (parameter, gradient))

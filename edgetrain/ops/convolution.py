@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Value
+from edgetrain.graph.ir import Graph, Op, Value, bytes_of
 from edgetrain.ops import c_features
 from edgetrain.ops.c import CKernel, CSource, Scene, called, function, identifier, ints
 from edgetrain.ops.entry import Entry, of_torch, own
@@ -44,7 +44,7 @@ def _counted(backward: bool) -> Rule:
         kind: Kind = "depthwise" if groups > 1 and groups == x.shape[1] else "conv"
         plain = taps == 1 and isinstance(stride, tuple) and all(s == 1 for s in stride)
         laid_out = kind == "conv" and not plain
-        columns = times * batch * places * taps * channels * ITEM_BYTES[x.dtype] if laid_out else 0
+        columns = bytes_of(times * batch * places * taps * channels, x.dtype) if laid_out else 0
         return done(kind, flops, graph, op, columns)
 
     return rule

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Tensor
+from edgetrain.graph.ir import Graph, Op, Ref, Tensor, bytes_of
 
 Kind = Literal["conv", "depthwise", "dense", "elementwise", "move", "nothing"]
 KINDS: tuple[Kind, ...] = ("conv", "depthwise", "dense", "elementwise", "move", "nothing")
@@ -108,4 +108,4 @@ def _own_bytes(graph: Graph, t: int) -> int:
     """Bytes in memory that the tensor shows: one that was expanded shows the same ones again and again."""
     shown = graph.tensors[t]
     real = math.prod(n for n, stride in zip(shown.shape, shown.stride, strict=True) if stride or not n)
-    return real * ITEM_BYTES[shown.dtype]
+    return bytes_of(real, shown.dtype)

@@ -50,7 +50,7 @@ class Binding:
     def binder(self, t: int) -> Callable[[], torch.Tensor]:
         """A function that gives the live tensor, so that what the user puts in its place between steps is seen; now it
         has the shape and type that the graph was captured with."""
-        source, tensor = self.graph.sources[t], self.graph.tensors[t]
+        source, tensor = self.graph.sources[t], self.graph.tensors[t].carrier
         try:
             bind = self._binder(source, t)
             real = bind()
@@ -145,7 +145,7 @@ def live_storages(
     binding = Binding(graph, "", model, optimizer, externals)
     found: dict[int, torch.Tensor] = {}
     for t, source in graph.sources.items():
-        tensor = graph.tensors[t]
+        tensor = graph.tensors[t].carrier
         if source.sort in ("optimizer", "parameter", "buffer") or source.path in externals:
             real = binding.binder(t)()
             whole = (tensor.offset, tensor.n_bytes) == (0, graph.storages[tensor.storage].n_bytes)
@@ -157,6 +157,7 @@ def live_storages(
 def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Tensor:
     """The item of the batch in the layout that the graph was captured with."""
     item: Any = batch[position] if position < len(batch) else None
+    tensor = tensor.carrier
     fits = isinstance(item, torch.Tensor) and tuple(item.shape) == tensor.shape
     if not fits or dtype_name(item.dtype) != tensor.dtype:
         raise UserError(
@@ -173,7 +174,7 @@ def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Ten
 
 def require_apart(graph: Graph, written: Sequence[int], batch: Sequence[Any]) -> None:
     """What the loss writes into an item of the batch is not to be seen in another one, and is to be seen in itself."""
-    items = {int(graph.sources[t].path): graph.tensors[t] for t in graph.inputs}
+    items = {int(graph.sources[t].path): graph.tensors[t].carrier for t in graph.inputs}
     ends = {position: _ends(batch[position]) for position in items}
     for position in (int(graph.sources[t].path) for t in written):
         begin, end = ends[position]
@@ -212,7 +213,7 @@ def place_of_update(op: Op) -> tuple[int, int]:
 
 
 def _constant(graph: Graph, t: int) -> torch.Tensor:
-    tensor = graph.tensors[t]
+    tensor = graph.tensors[t].carrier
     dtype = dtype_of(tensor.dtype)
     raw = bytearray(graph.constants[t])
     if not raw:

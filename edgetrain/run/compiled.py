@@ -347,7 +347,7 @@ class CompiledStep:
 
     def _check(self, op: int, live: object = None, made: Sequence[torch.Tensor] = ()) -> None:
         for t, real in zip(self.graph.ops[op].creates, made, strict=False):
-            tensor = self.graph.tensors[t]
+            tensor = self.graph.tensors[t].carrier
             n_bytes = self.graph.storages[tensor.storage].n_bytes
             found = (tuple(real.shape), dtype_name(real.dtype), real.untyped_storage().nbytes())
             if self.graph.storages[tensor.storage].role in PERSISTENT:

@@ -35,7 +35,7 @@ class Pages:
 
     def back(self, slot: int) -> torch.Tensor:
         """The tensor with its memory; its numbers are there after `wait`."""
-        like = self._tensors[slot]
+        like = self._tensors[slot].carrier
         tensor = torch.empty_strided(like.shape, like.stride, dtype=dtype_of(like.dtype))
         self._coming[slot] = tensor
         self._read.add(slot)

@@ -10,13 +10,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from edgetrain.errors import UserError
 from edgetrain.graph.capture.training import capture, capture_inference
-from edgetrain.graph.ir import Graph, Op, Ref, from_json, to_json
+from edgetrain.graph.ir import BITS, INTEGERS, SCHEMA, Graph, Op, Quantization, Ref, bytes_of, from_json, to_json
+from edgetrain.graph.ir import Tensor as Data
 from edgetrain.graph.show import show, summary
 
 
@@ -125,6 +129,44 @@ def test_key_follows_the_content() -> None:
     assert (again, again.key) == (graph, graph.key)
 
 
+@st.composite
+def tensors_of_integers(draw: st.DrawFn) -> Data:
+    """Any tensor of packed bits, or of integers with or without scales; not all of them are legal."""
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
+    dtype = draw(st.sampled_from([BITS, *INTEGERS]))
+    stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+    axis = draw(st.none() | st.integers(0, len(shape)))
+    count = shape[axis] if axis is not None and axis < len(shape) else 1
+    scales = draw(st.lists(st.floats(1e-30, 1e30), min_size=count, max_size=count))
+    zeros = draw(st.lists(st.integers(-(2**31), 2**31), min_size=count, max_size=count))
+    units = draw(st.none() | st.just(Quantization(tuple(scales), tuple(zeros), axis)))
+    return Data("t", 0, shape, stride, dtype, draw(st.integers(0, 20)), units)
+
+
+@given(tensors_of_integers())
+def test_tensors_of_integers_are_read_back_equal(tensor: Data) -> None:
+    """Scales to the last bit; and another tensor gives another key."""
+    plain = captured("conv net")
+    graph = replace(plain, tensors=(tensor, *plain.tensors[1:]))
+    again = from_json(json.loads(json.dumps(to_json(graph))))
+    assert again == graph
+    assert again.key == graph.key != plain.key
+
+
+@given(tensors_of_integers())
+def test_bytes_are_those_that_numpy_packs(tensor: Data) -> None:
+    """Of packed bits an eighth, rounded up; what PyTorch holds in their place has as many."""
+    numbers = np.zeros(tensor.n_elements, "bool" if tensor.dtype == BITS else tensor.dtype)
+    packed = np.packbits(numbers) if tensor.dtype == BITS else numbers
+    assert tensor.n_bytes == bytes_of(tensor.n_elements, tensor.dtype) == packed.nbytes == tensor.carrier.n_bytes
+    whole = replace(tensor, offset=tensor.offset // 8 * 8)
+    if tensor.n_elements:
+        assert whole.end_bytes == bytes_of(whole.offset, tensor.dtype) + tensor.n_bytes == whole.carrier.end_bytes
+    else:
+        assert whole.end_bytes == 0
+    assert (tensor.carrier is tensor) == (tensor.dtype != BITS)
+
+
 def test_loading_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no graph file .*nothing\.json"):
         Graph.load(tmp_path / "nothing.json")
@@ -137,7 +179,8 @@ def _edit(data: dict[str, Any], *path: Any, to: Any) -> None:
 
 
 EDITS: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "another schema": (("edgetrain graph",), 2),
+    "older schema": (("edgetrain graph",), 1),
+    "newer schema": (("edgetrain graph",), 3),
     "no schema": (("edgetrain graph",), None),
     "op of another library": (("ops", 0, 1), "os.system.default"),
     "op with a path": (("ops", 0, 1), "aten.__class__.default()"),
@@ -146,6 +189,13 @@ EDITS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "storage of a word": (("storages", 0, 0), "12"),
     "storage of yes": (("storages", 0, 0), True),
     "shape with a fraction": (("tensors", 0, 2), [1.0, 2]),
+    "tensor without scales, or a gap for them": (("tensors", 0), ["x", 0, [2], [1], "int8", 0]),
+    "scales that are one number": (("tensors", 0, 6), [0.5, [0], None]),
+    "scale of a word": (("tensors", 0, 6), [["0.5"], [0], None]),
+    "scale of yes": (("tensors", 0, 6), [[True], [0], None]),
+    "zero point of a fraction": (("tensors", 0, 6), [[0.5], [0.5], None]),
+    "axis of a word": (("tensors", 0, 6), [[0.5], [0], "0"]),
+    "scales without an axis or a gap for it": (("tensors", 0, 6), [[0.5], [0]]),
     "tensor of a word": (("ops", 0, 4), ["x"]),
     "ref of a word": (("ops", 0, 2), [{"t": "0"}]),
     "unknown argument": (("ops", 0, 2), [{"eval": "1"}]),
@@ -176,6 +226,15 @@ def test_changed_file_is_refused(edit: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"graph\.json is not a graph file of edgetrain") as caught:
         Graph.load(file)
     assert "edgetrain graph MODEL" in (caught.value.next_step or "")
+
+
+def test_older_file_is_refused_by_its_schema(tmp_path: Path) -> None:
+    """The message says what the file has, what is read, and how to make the file anew."""
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps({**to_json(captured("conv net")), "edgetrain graph": 1}))
+    with pytest.raises(UserError, match="graph MODEL") as caught:
+        Graph.load(file)
+    assert caught.value.received == f"the file has schema 1, and this version of edgetrain reads schema {SCHEMA}"
 
 
 @pytest.mark.parametrize(
@@ -315,6 +374,19 @@ def test_show_tells_phases_sizes_and_random_ops() -> None:
     assert sum("MB  parameter" in line for line in lines) == 1
     assert not any("aten.view" in line for line in lines)
     assert any("aten.view" in line for line in show(graph, views=True).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        (Quantization((0.02,), (-3,)), "int8[2,3,6,6] (scale 0.02, zero point -3)"),
+        (Quantization((0.5, 0.25, 2.0), (0, 1, 2), 1), "int8[2,3,6,6] (3 scales along axis 1)"),
+    ],
+)
+def test_show_tells_what_a_unit_is_worth(units: Quantization, text: str) -> None:
+    graph = captured("conv net")
+    first = replace(graph.tensors[0], dtype="int8", quantization=units)
+    assert f"; input.0 {text}; graph " in show(replace(graph, tensors=(first, *graph.tensors[1:])))
 
 
 def test_summary_counts_every_op_once() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.capture.training import capture
-from edgetrain.graph.ir import Graph, Op, Ref, Source
-from edgetrain.graph.verify import verify
+from edgetrain.graph.ir import BITS, Graph, Op, Quantization, Ref, Source
+from edgetrain.graph.verify import broken_rules, verify
 
 Break = Callable[[Graph], Graph]
 
@@ -177,6 +181,23 @@ def wider_stride(graph: Graph) -> Graph:
     return tensor(graph, named(graph, "linear.weight"), stride=(4, 1))
 
 
+def of_integers(graph: Graph, units: Quantization | None, dtype: str = "int8", name: str = "linear.weight") -> Graph:
+    return tensor(graph, named(graph, name), dtype=dtype, quantization=units)
+
+
+def units(scale: float = 0.5, zero: int = 0, count: int = 1, axis: int | None = None) -> Quantization:
+    return Quantization((scale,) * count, (zero,) * count, axis)
+
+
+def roomy(graph: Graph, name: str) -> Graph:
+    """The gradient of that parameter has more memory than it needs."""
+    return storage(graph, graph.tensors[graph.gradients[named(graph, name)]].storage, n_bytes=1000)
+
+
+def gradient_of(graph: Graph, name: str, dtype: str, scales: Quantization | None = None) -> Graph:
+    return tensor(graph, graph.gradients[named(graph, name)], dtype=dtype, quantization=scales)
+
+
 BREAKS: dict[str, tuple[Break, str]] = {
     # numbers, names, words
     "role": (lambda g: storage(g, 0, role="scratch"), "storage 0 has role 'scratch'"),
@@ -204,6 +225,51 @@ BREAKS: dict[str, tuple[Break, str]] = {
         "gradients or constants refer to a tensor that is not there",
     ),
     "constant out of range": (lambda g: replace(g, constants={999: b""}), "constants refer to a tensor that is not"),
+    # integers and bits
+    "scales of floats": (lambda g: of_integers(g, units(), "float32"), r"linear.weight \(float32\) carries scales"),
+    "scales of truth values": (lambda g: of_integers(g, units(), "bool"), r"\(bool\) carries scales, which only"),
+    "scales of packed bits": (lambda g: of_integers(g, units(), BITS), r"\(uint1\) carries scales, which only"),
+    "scale of zero": (lambda g: of_integers(g, units(0.0)), r"\(int8\) has a scale that is not positive and finite"),
+    "scale below zero": (lambda g: of_integers(g, units(-0.5)), "a scale that is not positive and finite"),
+    "scale without end": (lambda g: of_integers(g, units(math.inf)), "a scale that is not positive and finite"),
+    "scale that is no number": (lambda g: of_integers(g, units(math.nan)), "a scale that is not positive and finite"),
+    "zero point above int8": (lambda g: of_integers(g, units(zero=128)), "a zero point outside of -128 to 127"),
+    "zero point below int8": (lambda g: of_integers(g, units(zero=-129)), "a zero point outside of -128 to 127"),
+    "zero point below uint8": (lambda g: of_integers(g, units(zero=-1), "uint8"), "a zero point outside of 0 to 255"),
+    "two scales of a tensor": (lambda g: of_integers(g, units(count=2)), "2 scales and 2 zero points, expected 1 of"),
+    "no scale": (lambda g: of_integers(g, units(count=0)), "0 scales and 0 zero points, expected 1 of each"),
+    "scales of another axis": (lambda g: of_integers(g, units(count=4, axis=1)), "4 scales and 4 .* expected 3 of"),
+    "fewer zero points": (
+        lambda g: of_integers(g, Quantization((0.5,) * 4, (0,), 0)), "4 scales and 1 zero points, expected 4 of each"
+    ),
+    "axis out of range": (lambda g: of_integers(g, units(axis=2)), "has scales along axis 2 of 2"),
+    "axis below zero": (lambda g: of_integers(g, units(axis=-1)), "has scales along axis -1 of 2"),
+    "bits that begin inside a byte": (
+        lambda g: tensor(g, named(g, "linear.weight"), dtype=BITS, offset=4), "packed bits with gaps, or they begin ins"
+    ),
+    "bits with gaps": (
+        lambda g: tensor(g, named(g, "linear.weight"), dtype=BITS, stride=(4, 1)), "packed bits with gaps"
+    ),
+    "bits shown many times": (
+        lambda g: tensor(g, named(g, "linear.weight"), dtype=BITS, stride=(0, 1)), "packed bits with gaps"
+    ),
+    "bits beyond their storage": (
+        lambda g: storage(tensor(g, 0, dtype=BITS), g.tensors[0].storage, n_bytes=1), "ends at byte 2 of a storage of 1"
+    ),
+    "float gradient of bare integers": (
+        lambda g: of_integers(g, None, "int8", "linear.bias"), r"the gradient of linear.bias is float32\[4\], .* int8"
+    ),
+    "gradient of bare integers for scales": (
+        lambda g: gradient_of(of_integers(g, units(), name="linear.bias"), "linear.bias", "int8"),
+        r"the gradient of linear.bias is int8\[4\], the parameter int8\[4\] \(scale 0.5, zero point 0\)",
+    ),
+    "complex gradient for scales": (
+        lambda g: gradient_of(roomy(of_integers(g, units(), name="norm.bias"), "norm.bias"), "norm.bias", "complex64"),
+        r"the gradient of norm.bias is complex64\[4\], the parameter int8\[4\]",
+    ),
+    "gradient of lower precision": (
+        lambda g: gradient_of(g, "linear.bias", "float16"), r"the gradient of linear.bias is float16\[4\]"
+    ),
     # storages
     "offset beyond the storage": (ends_after_storage, "linear.weight ends at byte 52 of a storage of 48"),
     "stride beyond the storage": (wider_stride, "linear.weight ends at byte 60 of a storage of 48"),
@@ -272,6 +338,47 @@ BREAKS: dict[str, tuple[Break, str]] = {
 
 def test_captured_graph_is_legal() -> None:
     verify(legal())
+
+
+LEGAL: dict[str, Break] = {
+    "integers": lambda g: of_integers(g, units(), "int8", "norm.running_mean"),
+    "ends of the zero point": lambda g: of_integers(
+        of_integers(g, units(zero=-128)), units(zero=255), "uint8", "input.0"
+    ),
+    "scales by row": lambda g: of_integers(g, units(count=4, axis=0)),
+    "scales by column": lambda g: of_integers(g, units(count=3, axis=1), "int16"),
+    "float gradient of integers": lambda g: of_integers(g, units()),
+    "short float gradient of integers": lambda g: gradient_of(of_integers(g, units()), "linear.weight", "bfloat16"),
+    "wider integers as gradient": lambda g: gradient_of(of_integers(g, units()), "linear.weight", "int32", units(1e-6)),
+    "gradient of integers for floats": lambda g: gradient_of(g, "linear.weight", "int8", units(count=4, axis=0)),
+    "packed bits": lambda g: storage(tensor(g, 0, dtype=BITS), g.tensors[0].storage, n_bytes=2),
+    "packed bits, columns first": lambda g: tensor(g, 0, dtype=BITS, stride=(1, 5)),
+    "packed bits from a whole byte": lambda g: tensor(g, 0, dtype=BITS, offset=16),
+    "no packed bits": lambda g: tensor(g, 0, dtype=BITS, shape=(0, 3), stride=(7, 2)),
+}
+
+
+@pytest.mark.parametrize("change", LEGAL)
+def test_graph_of_integers_and_bits_is_legal(change: str) -> None:
+    verify(LEGAL[change](legal()))
+
+
+@given(st.permutations(range(3)), st.lists(st.integers(1, 4), min_size=3, max_size=3), st.data())
+def test_bits_are_dense_where_each_lies_at_a_place_of_its_own(
+    order: list[int], shape: list[int], data: st.DataObject
+) -> None:
+    """Held against all places, listed: legal are those that fill the bytes from the first bit on."""
+    stride = [0, 0, 0]
+    step = 1
+    for dim in order:
+        stride[dim], step = step, step * shape[dim]
+    stride[data.draw(st.integers(0, 2))] += data.draw(st.sampled_from([0, 0, 1, 2]))
+    grids = np.indices(shape).reshape(3, -1)
+    places = sorted((np.array(stride) @ grids).tolist())
+    graph = legal()
+    bits = tensor(graph, 0, dtype=BITS, shape=tuple(shape), stride=tuple(stride))
+    roomy = storage(bits, graph.tensors[0].storage, n_bytes=1000)
+    assert (broken_rules(roomy) == []) == (places == list(range(len(places))))
 
 
 @pytest.mark.parametrize("broken", BREAKS)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgetrain.graph.ir import ITEM_BYTES, Graph, Op, Ref, Source, Storage, Tensor, Value
+from edgetrain.graph.ir import Graph, Op, Ref, Source, Storage, Tensor, Value
 from edgetrain.graph.rewrite.fuse import compact
 from edgetrain.graph.verify import verify
 from edgetrain.ops.update import ACCUMULATE
@@ -120,7 +120,9 @@ def _rewritten(graph: Graph, whole: Mapping[int, tuple[int, ...]], *, ending: bo
         shape = whole.get(int(source.path)) if source.sort == "input" else None
         if shape is not None:
             s = tensors[t].storage
-            storages[s] = replace(storages[s], n_bytes=max(storages[s].n_bytes, _span_bytes(tensors[t], shape)))
+            storages[s] = replace(
+                storages[s], n_bytes=max(storages[s].n_bytes, replace(tensors[t], shape=shape).end_bytes)
+            )
     ops = [op for op in graph.ops if op.phase != "update"]
     for number, op in enumerate(op for op in graph.ops if op.phase == "update"):
         p, g = op.reads[:2]
@@ -162,11 +164,3 @@ def _dense(like: Tensor, name: str, storage: int) -> Tensor:
             step *= max(n, 1)
         stride = tuple(reversed(strides))
     return Tensor(name, storage, like.shape, stride, like.dtype)
-
-
-def _span_bytes(tensor: Tensor, shape: tuple[int, ...]) -> int:
-    """The bytes of the whole item, of which the tensor is a slice with the same strides."""
-    if 0 in shape:
-        return 0
-    last = sum((n - 1) * step for n, step in zip(shape, tensor.stride, strict=True))
-    return (last + 1) * ITEM_BYTES[tensor.dtype]
