@@ -650,15 +650,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     pending, met = [value], set()
     while pending:
         value = pending.pop()
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             yield value
-        elif (
-            isinstance(value, Mapping | list | tuple | set | deque)
-            and id(value) not in met
-            and not holds_many_plain(value)
-        ):
+        elif is_a(value, Mapping | list | tuple | set | deque) and id(value) not in met and not holds_many_plain(value):
             met.add(id(value))  # a list may hold itself
-            pending += reversed(list(value.values() if isinstance(value, Mapping) else value))
+            pending += reversed(list(value.values() if is_a(value, Mapping) else value))
 
 
 @contextmanager
