@@ -16,6 +16,7 @@ and the loss is a mean, up to a factor that a test with numbers finds (run/mean_
 - nothing is crossed;
 - values by sample become reduced by sums and means alone, among them those of the known losses, without class weights
   (they divide by the weights of the labels that there are);
+- what all of them must be (a distribution checks its parameters) is only asserted, which each part does for itself;
 - what is reduced is only added, or multiplied by what does not depend on the batch; it meets values by sample nowhere;
 - no kernel takes from the batch the places in another tensor where it reads (the bags of an EmbeddingBag that begin at
   `offsets`): in a part of the batch these would be other places, and the kernels do not check them;
@@ -167,16 +168,30 @@ class _Flow:
         return Check(t, ignored, tuple(reversed(ops)), op.module)
 
 
+def _asserting(flow: _Flow) -> Iterator[int]:
+    """The assertions that something is so for all samples, and the ops that take them together for those alone."""
+    readers: dict[int, list[int]] = {}
+    for number, op in flow.ops:
+        for t in op.reads:
+            readers.setdefault(t, []).append(number)
+    for number, op in flow.ops:
+        read = {reader for t in op.creates for reader in readers.get(t, ())}
+        if _along(op).every and read and all(_along(flow.graph.ops[reader]).asserts for reader in read):
+            yield from (number, *read)
+
+
 class _Pair:
     """The same step over two and over three samples."""
 
     def __init__(self, two: Graph, three: Graph) -> None:
         self.graph, self.other = two, three
         self.flow = _Flow(two)
+        self.asserting: frozenset[int] = frozenset()
         self.same: dict[int, int] = {}  # tensor of one → the same of the other
 
     def require(self) -> None:
         self._align()
+        self.asserting = frozenset(_asserting(self.flow))
         used = {t for _, op in self.flow.ops for t in op.reads} | {self.graph.loss}
         for number, op in self.flow.ops:
             for t in op.creates:
@@ -186,6 +201,8 @@ class _Pair:
             places = None if at is None else op.args[at]
             if isinstance(places, Ref) and self.flow.depends(places.tensor):
                 raise _refused(op, "reads where an item of the batch says, which holds for the whole batch alone")
+            if number in self.asserting:
+                continue
             if _is_batch_norm(op):
                 continue  # the test with numbers tells; instance norm runs this kernel too, and mixes nothing
             read = [t for t in op.reads if self.flow.depends(t)]

@@ -111,6 +111,8 @@ class AlongBatch:
     labels:      of a loss: the places of class labels, of weights of the classes, and of the label that is ignored.
     places:      the place of an argument that says where in another tensor it reads, which nothing checks.
     shape_alone: what it makes depends on the shape of what it reads, and on nothing else of it.
+    every:       whether something is so for all samples.
+    asserts:     only that it is so: each part of a batch asserts it for itself.
     copies:      the same numbers, perhaps in another type.
     normalises:  by the statistics of the whole batch, where it trains.
     """
@@ -121,6 +123,8 @@ class AlongBatch:
     labels: tuple[int, int, int] | None = None
     places: int | None = None
     shape_alone: bool = False
+    every: bool = False
+    asserts: bool = False
     copies: bool = False
     normalises: bool = False
 

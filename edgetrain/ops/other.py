@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgetrain.ops.entry import Entry, of_torch, own
+from edgetrain.ops.entry import AlongBatch, Entry, of_torch, own
 from edgetrain.ops.work import moves
 
 # Decompositions, which fail for some matrices, and histograms, which do for some numbers.
@@ -12,6 +12,7 @@ of_torch(
 )
 of_torch(Entry(one_type=True), "_cdist_forward grid_sampler_2d grid_sampler_3d linalg_cross")
 of_torch(Entry(category="copy and layout", work=moves), "upsample_nearest2d upsample_nearest2d_backward")
+of_torch(Entry(along=AlongBatch(asserts=True)), "_assert_async")
 # Not an op: the time that a step waits for a transfer, in a timeline.
 WAIT = "edgetrain.page.wait"
 own(Entry(kernels=(), category="wait for storage"), WAIT.removeprefix("edgetrain."))

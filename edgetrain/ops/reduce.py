@@ -19,6 +19,7 @@ _SUM = Entry(category="pooling and reduction", raises="never", along=AlongBatch(
 of_torch(_SUM, "sum")
 of_torch(replace(_SUM, along=AlongBatch(linear="all", sums="mean")), "mean")
 of_torch(Entry(category="pooling and reduction"), "amax amin")
+of_torch(Entry(category="pooling and reduction", along=AlongBatch(every=True)), "all _is_all_true")
 of_torch(Entry(category="pooling and reduction", by_value=_backward), "prod cumprod")
 
 

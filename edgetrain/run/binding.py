@@ -63,8 +63,7 @@ class Binding:
     def _binder(self, source: Source, t: int) -> Callable[[], torch.Tensor]:
         if source.sort == "optimizer":
             group, index = (int(n) for n in source.path.split("."))
-            groups = self.optimizer.param_groups
-            return lambda: groups[group]["params"][index].detach()
+            return lambda: self.optimizer.param_groups[group]["params"][index].detach()  # the list may be another one
         if source.sort in ("parameter", "buffer"):
             owner_path, _, leaf = source.path.rpartition(".")
             owner = _owner(self.model, owner_path)

@@ -16,6 +16,7 @@ import torch
 
 from edgetrain import ops
 from edgetrain.errors import UserError
+from edgetrain.graph.capture.value_checks import OF_DISTRIBUTIONS
 from edgetrain.graph.ir import Graph, Op
 from edgetrain.native.surely import surely
 from edgetrain.ops import call
@@ -66,6 +67,12 @@ def refused(
         if found is not None:
             return kind(f"{found[0]} that {where} does not know; nothing was changed", **found[1])
     text = str(error).strip().splitlines()
+    if text and text[0].startswith(OF_DISTRIBUTIONS):
+        wrong = text[0].removeprefix(OF_DISTRIBUTIONS)
+        return _kind_of(ValueError)(
+            f"{where} works with a distribution that refuses what it is given; nothing was changed",
+            received=wrong, next_step="correct this batch, or look at what the distribution is made of",
+        )  # fmt: skip
     return kind(
         f"{where} calls {op.kind} ({op.name}), which refuses the tensors that it is given; nothing was changed",
         received=f"{type(error).__name__}: {text[0] if text else ''}",

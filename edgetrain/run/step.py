@@ -163,7 +163,10 @@ class Step:
             count = self.count
             self._recapture.require_same(self._captured, count)
             self._began = count, step, step.completed
-            return run(step)
+            result = run(step)
+            for module, key, tensor in self._captured.computed:
+                vars(module)[key] = tensor
+            return result
 
         result = self._try(batch, counted)
         self._note_falls()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributions as D
 from torch.nn import functional as F
 
 import edgetrain as et
@@ -102,6 +103,14 @@ VALUES: dict[str, tuple[Loss, Tensor, list[Tensor]]] = {
     "multivariate": (
         lambda m, x, y: -torch.distributions.MultivariateNormal(m(x)[:, :4], y, validate_args=False).log_prob(x).mean(),
         MATRIX, [-MATRIX],
+    ),
+    "categorical": (lambda m, x, y: -D.Categorical(logits=m(x)).log_prob(y).mean(), Y, WRONG),
+    "probabilities of a distribution": (
+        lambda m, x, y: -D.Categorical(probs=m(x).softmax(1) * y).log_prob(Y).mean(), ONE, [ONE * NAN],
+    ),
+    "scale of a distribution": (lambda m, x, y: -D.Normal(m(x), y).log_prob(y).mean(), P + 1, [P - 2, P * NAN]),
+    "a value of a distribution": (
+        lambda m, x, y: -D.Independent(D.LogNormal(m(x), 1.0), 1).log_prob(y).mean(), P + 1, [P - 2, P * NAN],
     ),
     "lu_factor": (both(lambda y: torch.linalg.lu_factor(y)[0]), MATRIX, [MATRIX * 0]),
     "ldl_factor": (both(lambda y: torch.linalg.ldl_factor(y)[0]), MATRIX, [MATRIX * 0]),
@@ -240,6 +249,18 @@ def test_under_a_budget_in_micro_batches_and_paged(name: str, tmp_path: Any) -> 
         step(right)
 
 
+@pytest.mark.parametrize("name", ["categorical", "scale of a distribution"])
+def test_distributions_under_a_budget_and_in_micro_batches(name: str) -> None:
+    loss, right, wrong = VALUES[name]
+    some: list[dict[str, Any]] = [{"memory": "20kB"}, {"check_finite": True}, {"micro_batches": 2}]
+    for options in some:
+        net, step = prepared(loss, right, **options)
+        step(right)
+        for values in wrong:
+            require_refused(net, step, loss, values)
+        step(right)
+
+
 def test_what_the_words_say() -> None:
     def told(name: str, number: int = 0) -> str:
         loss, right, wrong = VALUES[name]
@@ -254,6 +275,7 @@ def test_what_the_words_say() -> None:
     assert "numbers from -5 to 4" in told("index of a weight")
     assert "all elements of input should be between 0 and 1" in told("a probability")
     assert "quantile() q values must be in the range [0, 1]" in told("quantile")
+    assert "received: parameter scale of Normal is not GreaterThan(lower_bound=0.0)" in told("scale of a distribution")
     assert "the input matrix is singular" in told("inv")
 
 

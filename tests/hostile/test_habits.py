@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, prune
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -426,3 +426,75 @@ def test_a_checkpoint_without_one_trains() -> None:
         of_plain.step()
         step(X)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def normalised(norm: Callable[[nn.Module], nn.Module]) -> Callable[[Any], object]:
+    def apply(model: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            norm(model[0])
+
+    return apply
+
+
+COMPUTED: dict[str, Callable[[Any], object]] = {
+    "pruning": lambda m: prune.l1_unstructured(m[0], "weight", amount=0.2),
+    "pruning of weight and bias": lambda m: [prune.l1_unstructured(m[0], n, amount=0.2) for n in ("weight", "bias")],
+    "pruning, then another type": lambda m: (prune.l1_unstructured(m[0], "weight", amount=0.2), m.double()),
+    "weight norm": normalised(nn.utils.weight_norm),
+    "spectral norm": normalised(nn.utils.spectral_norm),
+}
+
+
+@pytest.mark.parametrize("looked_at", ["never", "by a plain forward pass"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_hooks_compute_is_left_behind_as_plain_pytorch_does(name: str, looked_at: str) -> None:
+    """Pruning once more chooses by what the last forward pass has computed."""
+    captures: list[int] = []
+
+    def trained(*, ours: bool) -> list[Tensor]:
+        left: list[Tensor] = []
+        model, _ = work()
+        COMPUTED[name](model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x = X.to(next(model.parameters()).dtype)
+        step: Any = et.prepare(model, mean_square, optimizer, (x,), memory_format="preserve") if ours else None
+        for number in range(6):
+            if number == 3 and "pruning" in name:
+                prune.l1_unstructured(model[0], "weight", amount=0.3)  # type: ignore[index]
+            if ours:
+                step(x)
+            else:
+                optimizer.zero_grad()
+                mean_square(model, x).backward()
+                optimizer.step()
+            first: Any = model[0]  # type: ignore[index]
+            left += [t.detach().clone() for t in (first.weight, first.bias, *model.state_dict().values())]
+            if looked_at != "never":
+                with torch.no_grad():
+                    model.eval()(x)
+                    model.train()
+        if ours:
+            captures.append(step._captures)
+        return left
+
+    plain, left = trained(ours=False), trained(ours=True)
+    assert len(plain) == len(left)
+    assert all(torch.equal(a, b) for a, b in zip(plain, left, strict=True))
+    assert captures == [2 if "pruning" in name else 1]
+
+
+def test_what_hooks_compute_is_taken_back_with_its_step() -> None:
+    model, _ = work()
+    prune.l1_unstructured(model[0], "weight", amount=0.2)  # type: ignore[index]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve", check_finite=True)
+    step(X)
+    first: Any = model[0]  # type: ignore[index]
+    before = first.weight.clone()
+    with pytest.raises(UserError, match="not finite"):
+        step(X * torch.nan)
+    step.gradients(X)
+    assert torch.equal(first.weight, before)
+    step(X)
+    assert not torch.equal(first.weight, before)

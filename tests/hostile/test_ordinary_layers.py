@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributions as D
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import op_db
@@ -223,3 +224,26 @@ def test_a_batch_of_conjugates_and_negatives_is_its_numbers() -> None:
             )  # fmt: skip
             values.append((step(given), model.weight.detach().clone()))
         assert all(torch.equal(a, b) for a, b in zip(*values, strict=True))
+
+
+Draws = Callable[[Tensor], Tensor]
+# A loss of a tensor of 3 by 5 by 8, over a distribution that checks what it is given.
+DISTRIBUTIONS: dict[str, Draws] = {
+    "a variational bound": lambda y: (
+        D.kl_divergence(q := D.Normal(y[..., :4], y[..., 4:].exp()), D.Normal(0.0, 1.0)) + q.rsample().square()
+    ).mean(),
+    "a policy": lambda y: -((p := D.Categorical(logits=y)).log_prob(p.sample()) + p.entropy()).mean(),
+    "a squashed policy": lambda y: D.TransformedDistribution(
+        D.Normal(y[..., :4], y[..., 4:].exp()), [D.TanhTransform(cache_size=1)]
+    ).rsample().mean(),
+    "a mixture": lambda y: -D.MixtureSameFamily(D.Categorical(logits=y), D.Normal(y, 1.0)).log_prob(y[..., 0]).mean(),
+    "probabilities": lambda y: -D.Dirichlet(y.exp()).log_prob(y.softmax(-1)).mean(),
+    "a mean in many dimensions": lambda y: -D.MultivariateNormal(y, scale_tril=torch.eye(8)).log_prob(X * 2).mean(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_that_check_what_they_are_given(name: str) -> None:
+    module = layers(lambda: Function(lambda x, m: DISTRIBUTIONS[name](m(x)), nn.Linear(8, 8)))
+    found = outcome(case("inner", module, (X.detach(),), {}, torch.float32))
+    assert found in ("bitwise", "rounding"), found

@@ -814,6 +814,35 @@ def test_parameters_in_another_order_in_the_optimizer() -> None:
     assert len(list(twin.parameters())) == 4
 
 
+def test_groups_of_the_optimizer_that_come_back_in_another_list() -> None:
+    """The order is as it was when the first capture was made, and the list and its groups are others."""
+
+    def exchange(optimizer: torch.optim.Optimizer, number: int) -> None:
+        first, second = optimizer.param_groups
+        if number == 1:
+            first["params"], second["params"] = second["params"], first["params"]
+        if number == 2:
+            optimizer.param_groups = [second, first]
+
+    trained: list[list[Tensor]] = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.3}]
+        optimizer = torch.optim.SGD(groups)
+        step = et.prepare(model, mean_square, optimizer, (X,), memory_format="preserve") if ours else None
+        for number in range(4):
+            exchange(optimizer, number)
+            optimizer.zero_grad()
+            if step is not None:
+                step(X)
+            else:
+                mean_square(model, X).backward()
+                optimizer.step()
+        trained.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+
+
 class Mode(TorchFunctionMode):
     """Around a step: it scales what `relu` gives."""
 

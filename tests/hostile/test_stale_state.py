@@ -191,6 +191,41 @@ def answers_all_by_itself() -> Reading:
     return lambda m: held.k, lambda m: setattr(Kind, "__getattribute__", lambda *_: 2.0)
 
 
+class ByItems(dict[str, Any]):
+    """As configurations are: what is no item is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class ListByItems(list[Any]):
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class SlotsByItems:
+    __slots__ = ("items", "unset")
+
+    def __init__(self, **items: Any) -> None:
+        self.items = items
+
+    def __getattr__(self, name: str) -> Any:
+        return self.items[name]
+
+
+class AllByItems:
+    """Not even `__dict__` and `__class__` are those of the object."""
+
+    def __init__(self, **items: Any) -> None:
+        object.__setattr__(self, "items", items)
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, "items")[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "items")[name] = value
+
+
 def slot_that_is_set_late() -> Reading:
     """A path keeps its text in a slot once it was asked for it."""
     file = Path(tempfile.mkdtemp()) / "file"
@@ -247,6 +282,13 @@ PLACES: dict[str, Any] = {
     "many bytes": item(lambda: bytearray(b"\1") * 3_000_000, lambda v: float(v[0]), lambda v: v.__setitem__(0, 2)),
     "array of many bytes": item(lambda: array.array("d", [1.0]) * 500_000, lambda v: v[0],
                                 lambda v: v.__setitem__(0, 2.0)),
+    "items as attributes": item(lambda: ByItems(k=1.0), lambda v: v.k, lambda v: setattr(v, "k", 2.0)),
+    "items as attributes, within": item(lambda: ByItems(a=ByItems(k=1.0)), lambda v: v.a.k,
+                                        lambda v: setattr(v.a, "k", 2.0)),
+    "list that refuses attributes": item(lambda: ListByItems([1.0]), lambda v: v[0], lambda v: v.__setitem__(0, 2.0)),
+    "slot that refuses attributes": item(lambda: SlotsByItems(k=1.0), lambda v: v.k,
+                                         lambda v: v.items.__setitem__("k", 2.0)),
+    "items as all attributes": item(lambda: AllByItems(k=1.0), lambda v: v.k, lambda v: setattr(v, "k", 2.0)),
     "database": database,
     "open file": open_file,
     **{f.__name__.replace("_", " "): f for f in (

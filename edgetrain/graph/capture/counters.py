@@ -230,10 +230,10 @@ def _stands_in(value: Any) -> bool:
 def noting(value: Any, path: str, used: set[str], items: list[Any] | None = None) -> Any:
     """The same value, which notes its use; None where it cannot. items: what a container held before it moved."""
     value = plain(value)
-    value = value.item() if isinstance(value, np.integer | np.floating) else value
+    value = value.item() if is_a(value, np.integer | np.floating) else value
     if type(value) in (int, float):
         return Number(value, frozenset((path,)), used)
-    if isinstance(value, tuple):
+    if is_a(value, tuple):
         return _noting_tuple(value, path, used, items)
     kind: Any = type(value) if type(value) in _CONTAINERS else type(value).__base__
     if kind not in _CONTAINERS or type(value) not in (kind, _CONTAINERS[kind]):
@@ -334,7 +334,7 @@ def _brief(value: Any) -> str:
         return repr((value.shape, value.tobytes()))
     if is_a(value, tuple | frozenset):
         return repr((type(value), [*map(_brief, value)]))
-    return repr(value) if isinstance(value, _PLAINLY) else repr(id(value))
+    return repr(value) if is_a(value, _PLAINLY) else repr(id(value))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from edgetrain.graph.capture.reach import is_a
 from edgetrain.graph.capture.record import RawCall, RawRef, Recording, refs_in
 from edgetrain.graph.capture.restore import Before
 
@@ -57,7 +58,7 @@ def put_in_place(before: Iterable[Before], realise: Realise) -> None:
 
 
 def _with_real(value: Any, realise: Realise) -> Any:
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return realise(value)
     if type(value) is tuple:
         items = tuple(_with_real(item, realise) for item in value)

@@ -161,7 +161,7 @@ class Reach:
         yield from (scope.get(key) for scope, keys, _ in self.variables for key in keys)
         yield from (scope[name] for scope, names in self.absent for name in tuple(scope) if name in names)
         yield from (cell.cell_contents for cell, _ in self.cells if is_set(cell))
-        yield from (getattr(value, slot, None) for value, slot, _ in self.slots)
+        yield from (own_attribute(value, slot) for value, slot, _ in self.slots)
         yield from (item for cls in self.classes for item in vars(cls).values())
 
     def _drain(self) -> None:
@@ -179,7 +179,7 @@ class Reach:
                 pending[begin:] = pending[begin:][::-1]
 
     def _look_at(self, value: Any, path: str) -> None:
-        """A proxy, or another object that raises when it is looked at, counts as itself alone."""
+        """Of a proxy, or another object that raises when it is looked at, its own attributes count."""
         try:
             if is_ours(value):
                 self.trail.append((path, "one", id(value)))
@@ -192,6 +192,7 @@ class Reach:
             if isinstance(error, RuntimeError) and "during iteration" in str(error):  # another thread changes it
                 raise
             self.trail.append((path, type(value), id(value)))
+            self._add_raw_attributes(value, path)
 
     def _number(self, value: Any, path: str) -> None:
         self._numbers[id(value)] = len(self.alive)
@@ -205,16 +206,16 @@ class Reach:
         """Is an attribute of that name read? Of objects of the user's own all are, unless the walk is narrow."""
         if self._is_named(name, owner):
             return True
-        named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
-        return (isinstance(owner, nn.Module) or not installed(named.__module__)) and self._takes_all(name)
+        named = owner if is_a(owner, type | types.FunctionType) else type(owner)
+        return (is_a(owner, nn.Module) or not installed(named.__module__)) and self._takes_all(name)
 
     def _is_named(self, name: Any, owner: Any) -> bool:
         """In code that ran: in the user's own, where the owner is no module of torch and of no package."""
         seen = self._observed
         if seen is None:
             return True
-        named = owner if isinstance(owner, type | types.FunctionType) else type(owner)
-        return name in (seen.names if isinstance(owner, nn.Module) or installed(named.__module__) else seen.own_names)
+        named = owner if is_a(owner, type | types.FunctionType) else type(owner)
+        return name in (seen.names if is_a(owner, nn.Module) or installed(named.__module__) else seen.own_names)
 
     def _reads(self, name: Any, owner: Any, path: str) -> bool:
         """The same as `_counts`, of one that stands at a path."""
@@ -252,9 +253,9 @@ class Reach:
         if isinstance(value, types.FunctionType):
             return "function", id(value.__code__)
         if holds_many_plain(value) or (type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES):
-            return type(value), len(value), getattr(value, "maxlen", None), _plain_content(value)
+            return type(value), len(value), _longest(value), _plain_content(value)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
-            return type(value), len(parts_of(value)), getattr(value, "maxlen", None)
+            return type(value), len(parts_of(value)), _longest(value)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
         if self._has_state(value):
@@ -340,9 +341,23 @@ class Reach:
             self._push(own[key], joined(path, key))
 
     def _add_attributes(self, value: Any, path: str) -> None:
-        own = getattr(value, "__dict__", None)
+        own = own_attribute(value, "__dict__")
         if isinstance(own, dict):
             self._add_keys(own, own, value, path)
+
+    def _add_raw_attributes(self, value: Any, path: str) -> None:
+        """Of an object that cannot be asked which class it is of."""
+        try:
+            own = own_attribute(value, "__dict__")
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            return
+        if type(own) is dict:
+            read = [key for key in own if self._reads(key, value, joined(path, key))]
+            self.attributes.append((own, read, path))
+            for key in read:
+                self._push(own[key], joined(path, key))
 
     def _visit_container(self, value: Any, path: str) -> None:
         self.containers.append((value, path))
@@ -506,7 +521,7 @@ class Reach:
         for slot in slots:
             if self._reads(slot, value, joined(path, slot)):
                 self.slots.append((value, slot, path))
-                self._push(getattr(value, slot, None), f"{path}.{slot}")
+                self._push(own_attribute(value, slot), f"{path}.{slot}")
         if isinstance(value, _WRAPPERS):
             for name in _WRAPPED:
                 self._push(getattr(value, name, None), path)
@@ -524,7 +539,7 @@ class Reach:
             self._push(value._objects, path)
             if isinstance(value, ctypes._Pointer) and value:
                 self._push(value.contents, path)
-        elif not slots and not hasattr(value, "__dict__"):
+        elif not slots and own_attribute(value, "__dict__") is None:
             for item in _held(value):
                 self._push(item, path)
 
@@ -606,6 +621,15 @@ def is_a(value: Any, kinds: Any) -> bool:
     return issubclass(type(value), kinds)
 
 
+def own_attribute(value: Any, name: str, default: Any = None) -> Any:
+    """What stands there, without asking a `__getattr__` or `__getattribute__` of the user's, which may raise anything
+    (`__getattr__ = dict.__getitem__`) and may count."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return default
+
+
 def target_of(ref: Any) -> Any:
     """The object itself, where a subclass gives something made from it."""
     return weakref.ref.__call__(ref)
@@ -638,6 +662,10 @@ def parts_of(container: Any) -> list[Any]:
         return [part for item in items_of(container) for part in item]
     kind: Any = next(kind for kind in (list, tuple, deque, set, frozenset) if is_a(container, kind))
     return list(kind.__iter__(container))
+
+
+def _longest(container: Any) -> int | None:
+    return deque.maxlen.__get__(container) if is_a(container, deque) else None
 
 
 def size_of(value: Any) -> int:

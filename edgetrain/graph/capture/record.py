@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,12 @@ from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.capture import batches, foretold, kinds
 from edgetrain.graph.capture.observe import paused
 from edgetrain.graph.capture.recording_signals import RecordingSignals
-from edgetrain.graph.capture.value_checks import is_check, values_checked
+from edgetrain.graph.capture.value_checks import (
+    assert_of_distribution,
+    checks_a_distribution,
+    is_check,
+    values_checked,
+)
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
 from edgetrain.ops.entry import entry_of_function
 
@@ -137,6 +143,8 @@ class _ValuesRefused(TorchFunctionMode):
         if func in self._READERS or (func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor)):
             name: Any = f"Tensor.{func.__name__}"
             raise DataDependentOutputException(name)
+        if checks_a_distribution(func, caller := sys._getframe(1)):
+            return assert_of_distribution(args[0], caller)
         if func is nn.functional.ctc_loss and not isinstance(args[3], torch.Tensor):
             return _ctc_loss(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

@@ -44,6 +44,7 @@ from edgetrain.graph.capture.reach import (
     is_set,
     items_of,
     joined,
+    own_attribute,
     parts_of,
     reads_on,
     size_of,
@@ -66,7 +67,7 @@ class Before:
         self._containers = [(c, parts_of(c), path) for c, path in reach.containers if isinstance(c, _CHANGING)]
         self._cells = [(c, c.cell_contents if is_set(c) else _MISSING, path) for c, path in reach.cells]
         self._classes = [(c, _attributes_of(c)) for c in reach.classes]
-        self._slots = [(value, slot, getattr(value, slot, _MISSING), path) for value, slot, path in reach.slots]
+        self._slots = [(value, slot, own_attribute(value, slot, _MISSING), path) for value, slot, path in reach.slots]
         self._functions = [(f, f.__defaults__, f.__kwdefaults__) for f in reach.functions]
         self._arrays = [(a, a.copy(), path) for a, path in reach.arrays if _can_be_kept(a)]
         self._large = [(a, content_of(a), path) for a, path in reach.arrays if a.nbytes > LARGE_BYTES]
@@ -120,8 +121,8 @@ class Before:
             moved = [key for key, now in _attributes_of(cls).items() if now is not attributes.get(key)]
             yield from ((f"{cls.__name__}.{key}", vars(cls)[key]) for key in moved)
         for value, slot, was, path in self._slots:
-            if _is_other(getattr(value, slot, _MISSING), was):
-                yield joined(path, slot), getattr(value, slot, None)
+            if _is_other(own_attribute(value, slot, _MISSING), was):
+                yield joined(path, slot), own_attribute(value, slot)
         for function, defaults, named in self._functions:
             if function.__defaults__ is not defaults or function.__kwdefaults__ is not named:
                 yield function.__name__, (function.__defaults__, function.__kwdefaults__)
@@ -166,7 +167,7 @@ class Before:
             for key in [k for k, now in _attributes_of(cls).items() if moved(now, attributes.get(k, _MISSING))]:
                 yield Place(vars(cls)[key], partial(type.__setattr__, cls, key), f"{cls.__name__}.{key}")
         for value, slot, was, path in self._slots:
-            now = getattr(value, slot, _MISSING)
+            now = own_attribute(value, slot, _MISSING)
             if now is not _MISSING and moved(now, was) and not is_a(value, partial):
                 yield Place(now, partial(object.__setattr__, value, slot), joined(path, slot), _tuple_items(was))
         for function, was, _ in self._functions:
@@ -256,7 +257,7 @@ class Before:
             for key in [key for key in _attributes_of(cls) if key not in attributes]:
                 type.__delattr__(cls, key)
         for value, slot, was, _ in self._slots:
-            if getattr(value, slot, _MISSING) is not was:
+            if own_attribute(value, slot, _MISSING) is not was:
                 _put_slot(value, slot, was)
         for function, defaults, named in self._functions:
             if function.__defaults__ is not defaults:
@@ -329,12 +330,12 @@ def _places_of_new(place: Place, there: set[int], deep: int = 3) -> Iterator[Pla
     value = place.now
     if id(value) in there or not deep or is_a(value, (type, *_LEFT_ALONE)):
         return
-    own = getattr(value, "__dict__", None)
+    own = own_attribute(value, "__dict__")
     names = list(own) if isinstance(own, dict) else list(slots_of(type(value)))
     for name in names:
-        if hasattr(value, name):
+        if (now := own_attribute(value, name, _MISSING)) is not _MISSING:
             put = partial(object.__setattr__, value, name)
-            inner = Place(getattr(value, name), put, joined(place.path, name))
+            inner = Place(now, put, joined(place.path, name))
             yield inner
             yield from _places_of_new(inner, there, deep - 1)
 

@@ -20,6 +20,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -69,6 +70,10 @@ ONE_AT_A_TIME = threading.RLock()  # the hooks of all modules, and the generator
 _NO_VALUES = "its data is not allocated yet"
 
 
+Computed = tuple[nn.Module, str, torch.Tensor]
+_computed_of: WeakKeyDictionary[nn.Module, dict[str, torch.Tensor]] = WeakKeyDictionary()
+
+
 class ExampleRefused(UserError):
     """Model and loss cannot be run on the example. `where`: what failed, in words."""
 
@@ -88,6 +93,8 @@ class Captured:
 
     externals: the live tensors that it refers to and that neither the model nor the optimizer holds.
     watch:     what was read on the way.
+    computed:  what hooks compute before a forward pass, and the step writes: module, attribute, and the tensor that it
+               is to be after a step.
     difference: captures the same step once more; the first op that differs, or None.
     layouts:   those of results that differ from what fake tensors say, as far as they were known.
     took_s:    how long both recordings took.
@@ -100,6 +107,7 @@ class Captured:
     difference: Callable[[], str | None]
     layouts: object
     took_s: float
+    computed: tuple[Computed, ...] = ()
 
 
 @checked("model", "loss", "optimizer", "example")
@@ -125,8 +133,9 @@ def capture(
     use_cache: without effect: graphs are not kept on disk any more, for no hash covers all that a capture reads.
     """
     return capture_with_externals(
-        model, loss, optimizer, example, unused=unused, memory_format=memory_format, clip_norm=clip_norm
-    ).graph
+        model, loss, optimizer, example, unused=unused, memory_format=memory_format, clip_norm=clip_norm,
+        leaves_computed=False,
+    ).graph  # fmt: skip
 
 
 @checked("example")
@@ -161,10 +170,12 @@ def capture_with_externals(
     memory_format: MemoryFormat = "preserve",
     clip_norm: float | None = None,
     apart: bool = False,
+    leaves_computed: bool = True,
 ) -> Captured:
     """`capture`, and beside the graph what `compile` needs to bind tensors that only the loss knows.
 
     apart: in a process of its own, so that what tracing leaves in memory goes with it.
+    leaves_computed: the step writes what hooks compute before a forward pass where `Captured.computed` says.
     """
     require_trainable()
     batches.check_model(model, loss)
@@ -177,6 +188,7 @@ def capture_with_externals(
     roots = ((model, "model"), (loss, "loss"))
     likes = batches.changed(example, lambda _, item: Like.of(item) if isinstance(item, torch.Tensor) else item)
     held = [p for group in optimizer.param_groups for p in group["params"]]
+    computed: dict[str, Computed] = {}
 
     def record(signals: RecordingSignals, times: int, like: _Result | None = None) -> _Capture:
         with ONE_AT_A_TIME:
@@ -184,12 +196,14 @@ def capture_with_externals(
 
     def recorded(signals: RecordingSignals, times: int, like: _Result | None) -> _Capture:
         modes = [(mode, f"mode.{number}") for number, mode in enumerate(function_modes())]
-        reach = _reach(*roots, *modes)
+        reach, by_hooks = _reach_with_computed(*roots, *modes)
+        computed.update(by_hooks)
         everything = (*roots, *modes, (optimizer.param_groups, "param_groups"), (optimizer.state, "state"))
         before = [Before(reach), Before(_reach((optimizer.param_groups, "param_groups"), (optimizer.state, "state")))]
 
         def make() -> _Capture:
             work = _Capture(model, reach, likes, memory_format, before[0].memory, signals)
+            work.computed = list(by_hooks.values()) if leaves_computed else []
             if like is not None:
                 work.expect(like.signature, like.seen)
             return work
@@ -209,7 +223,12 @@ def capture_with_externals(
         return _with_signals_held(whole)
 
     begin_s = time.perf_counter()
-    result = _result_apart(here, _reach(*roots)) if apart else here()
+    if apart:
+        reach, by_hooks = _reach_with_computed(*roots)
+        computed.update(by_hooks)
+        result = _result_apart(here, reach)
+    else:
+        result = here()
     took_s = time.perf_counter() - begin_s
 
     def difference() -> str | None:
@@ -220,9 +239,14 @@ def capture_with_externals(
         found: str | None = _in_a_process(difference)
         return found
 
-    watch = Watch(roots, result.seen, optimizer)
+    written = {id(tensor) for tensor in result.externals.values()}
+    left = {path: one for path, one in computed.items() if id(one[2]) in written}
+    watch = Watch(roots, result.seen, optimizer, ignored=frozenset(left))
     look = difference_apart if apart else difference
-    return Captured(result.graph, result.externals, watch, result.signature, look, foretold.learnt(), took_s)
+    return Captured(
+        result.graph, result.externals, watch, result.signature, look, foretold.learnt(), took_s,
+        tuple(left.values()),
+    )  # fmt: skip
 
 
 def check_example(example: object) -> tuple[Any, ...]:
@@ -297,6 +321,28 @@ def _reach(*roots: tuple[Any, str]) -> Reach:
     for value, path in roots:
         reach.add(value, path)
     return reach
+
+
+def _reach_with_computed(*roots: tuple[Any, str]) -> tuple[Reach, dict[str, Computed]]:
+    """And what hooks compute, by its path: each in a tensor of its own, which is the same in all captures."""
+    reach, computed = _reach(*roots), {}
+    for path, module in reach.modules.items():
+        for key in _computed_by_hooks(module):
+            value: Any = vars(module).get(key)
+            if is_a(value, torch.Tensor):
+                computed[f"{path}.{key}"] = module, key, _own_tensor(module, key, value)
+    own = [(tensor, path) for path, (_, _, tensor) in computed.items()]
+    return (_reach(*own, *roots) if own else reach), computed
+
+
+def _own_tensor(module: nn.Module, key: str, like: torch.Tensor) -> torch.Tensor:
+    """Of the type that it is computed in: the parameters may have been moved to another since."""
+    dtype = next((p.dtype for p in module.parameters(recurse=False)), like.dtype)
+    tensors = _computed_of.setdefault(module, {})
+    own = tensors.get(key)
+    if own is None or (own.shape, own.stride(), own.dtype) != (like.shape, like.stride(), dtype):
+        own = tensors[key] = like.detach().to(dtype, copy=True)
+    return own
 
 
 def _with_signals_held(work: Callable[[RecordingSignals], T]) -> T:
@@ -389,6 +435,7 @@ class _Capture:
         self._seen_before: Observed | None = None
         self.outputs: list[torch.Tensor] = []
         self.gradients: list[torch.Tensor | None] = []
+        self.computed: list[Computed] = []
         self.frozen: set[int] = set()  # parameters that the loss has told to need no gradient
 
     def record_training(self, loss: Loss, trained: list[optimizers.Trained], clip_norm: float | None) -> None:
@@ -409,7 +456,19 @@ class _Capture:
             if clip_norm is not None:
                 gradients, norm = _clipped(gradients, clip_norm)
                 self.outputs.append(norm)
+            self._write_computed()
         self.gradients = gradients
+
+    def _write_computed(self) -> None:
+        """What hooks compute before a forward pass: plain PyTorch leaves it behind, and pruning once more reads it."""
+        with torch.no_grad():
+            for module, key, own in self.computed:
+                value: Any = vars(module).get(key)
+                if not is_a(value, FakeTensor):
+                    continue  # the module did not run
+                if (value.shape, value.dtype) != (own.shape, own.dtype):
+                    raise self._storing(module, key, "is not of its parameter's shape and type")
+                own.copy_(value.detach())
 
     def refuse_thawed(self, held: Sequence[nn.Parameter], trained: Sequence[optimizers.Trained]) -> None:
         """A parameter of the optimizer that needed no gradient before the loss ran, and needs one since."""
@@ -653,15 +712,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     pending, met = [value], set()
     while pending:
         value = pending.pop()
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             yield value
-        elif (
-            isinstance(value, Mapping | list | tuple | set | deque)
-            and id(value) not in met
-            and not holds_many_plain(value)
-        ):
+        elif is_a(value, Mapping | list | tuple | set | deque) and id(value) not in met and not holds_many_plain(value):
             met.add(id(value))  # a list may hold itself
-            pending += reversed(list(value.values() if isinstance(value, Mapping) else value))
+            pending += reversed(list(value.values() if is_a(value, Mapping) else value))
 
 
 @contextmanager

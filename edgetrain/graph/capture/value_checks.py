@@ -9,18 +9,21 @@ Out: within it functions of torch that consist of other kernels (so that no kern
     istft                   an assertion that the windows leave no gap
 
 They stand in the dispatcher, so that TorchScript and C++ come by them as Python does, and they answer the thread that
-records alone.
+records alone. `torch.distributions` decides by values in Python whether to raise; `checks_a_distribution` has it record
+an assertion instead.
 """
 
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch.distributions import distribution
 from torch.nn.functional import pad
 
 from edgetrain.ops.entry import entry_of_function
@@ -28,6 +31,7 @@ from edgetrain.ops.entry import entry_of_function
 aten = torch.ops.aten
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
+OF_DISTRIBUTIONS = "distribution: "  # begins what their assertions say; they raise a ValueError
 _SMALLEST_WINDOW = 1e-11  # as in istft
 
 
@@ -42,6 +46,24 @@ def values_checked() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+def checks_a_distribution(func: Any, caller: types.FrameType) -> bool:
+    """A distribution checks its parameters, or a value that it is asked about."""
+    return func is torch._is_all_true and caller.f_globals is vars(distribution)
+
+
+def assert_of_distribution(valid: torch.Tensor, caller: types.FrameType) -> bool:
+    """Records the check, and tells the distribution that all is well."""
+    here = caller.f_locals
+    what = f"parameter {here['param']}" if "param" in here else "a value"
+    constraint = here.get("constraint", here.get("support"))
+    with torch.no_grad():
+        _require(
+            torch._is_all_true(valid),
+            f"{OF_DISTRIBUTIONS}{what} of {type(here['self']).__name__} is not {constraint!r}",
+        )
+    return True
 
 
 def refuses_values(func: Any) -> bool:

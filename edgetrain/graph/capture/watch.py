@@ -38,6 +38,7 @@ from edgetrain.graph.capture.reach import (
     is_set,
     layout_of,
     looks_of,
+    own_attribute,
     parts_of,
     state_of,
     target_of,
@@ -218,7 +219,7 @@ class Watch:
         own = {id(owner): (owner, type(owner), held) for owner, held in reach.owners if _has(owner, held)}
         self._objects: list[same.ObjectRow] = [*({id(v): (v, type(v), None) for v in reach.objects} | own).values()]
         self._orders: list[same.OrderRow] = [(cls, cls.__mro__) for cls in reach.classes]
-        self._slots = [(value, slot, getattr(value, slot, _MISSING)) for value, slot, _ in reach.slots]
+        self._slots = [(value, slot, own_attribute(value, slot, _MISSING)) for value, slot, _ in reach.slots]
         self._tensors = [(t, layout_of(t)) for t in reach.alive if is_a(t, torch.Tensor)]
         self._arrays = [(a, looks_of(a), content_of(a)) for a, _ in reach.arrays]
         self._states = [(value, state_of(value)) for value, _ in reach.stateful]
@@ -239,7 +240,7 @@ class Watch:
                 and same.objects(self._objects)
                 and same.orders(self._orders)
                 and all(stamp(file) == was for file, was in self._observed.files.items())
-                and all(getattr(value, slot, _MISSING) is was for value, slot, was in self._slots)
+                and all(own_attribute(value, slot, _MISSING) is was for value, slot, was in self._slots)
                 and all(layout_of(t) == was for t, was in self._tensors)
                 and all(layout_of(d[key]) == was for d, key, was in self._buffers)
                 and all(looks_of(a) == looks and content_of(a) == was for a, looks, was in self._arrays)
