@@ -3,7 +3,6 @@
     one list of values                    median_interval   order statistics: exact, assumes no distribution
     values of several processes           bootstrap_median  processes drawn anew, then the values of each
     two ways that took turns, in rounds   ratio_interval    the ratio within each round, so that a slow minute hits both
-    few values, no outliers               mean_interval     Student
 
 Promised: an interval holds its value; too few values give a wide interval or none, never a narrow one.
 """
@@ -91,15 +90,6 @@ def _medians(groups: Sequence[Floats], draw: np.random.Generator, rounds: int) -
     ordered = np.sort(values.reshape(rounds, -1), axis=1)  # what is missing comes last
     count, row = sizes[chosen].sum(axis=1), np.arange(rounds)
     return np.asarray((ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2, dtype=np.float64)
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean with Student's interval, for values that scatter evenly; infinite for one value."""
-    mean = statistics.fmean(_checked(values))
-    if len(values) < 2:
-        return Interval(mean, -math.inf, math.inf)
-    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
 
 
 def student(degrees: int, level: float = LEVEL) -> float:

@@ -4,7 +4,7 @@
     power       │  ▁▃▆▆█▅▂        │  ▁▃▆▆█▅▂        │  ▁▃▆▇█▅▂        │
     laid over each other, part by part of the step: 1 with 2, 2 with 3, …
 
-In:  the windows of a sensor (`attribute.counted`, `attribute.gauged`) and when each step began and ended; or the times
+In:  the windows of a sensor (`windows.py`) and when each step began and ended; or the times
      of the steps alone. Out: `Likeness`: medians over all pairs of neighbours.
 
 Promised: steps that the windows do not cover are left out; steps too short to have a course that can be seen, or fewer
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.errors import UserError
-from edgetrain.measure.attribute import Floats, Ints, Windows
+from edgetrain.measure.windows import Floats, Ints, Windows
 
 LEAST_PARTS, MOST_PARTS = 4, 64
 _LEAST_COVERED = 0.99

@@ -25,7 +25,7 @@ import torch
 from edgetrain.arguments import checked
 from edgetrain.errors import UserError
 from edgetrain.measure import likeness, metrics
-from edgetrain.measure.attribute import Ops, Windows, attribute, counted, gauged
+from edgetrain.measure.attribute import attribute
 from edgetrain.measure.attributed import Attributed, groups, op_names, save_attributed
 from edgetrain.measure.intervals import Interval, median_interval
 from edgetrain.measure.metrics import Energy, Span
@@ -40,6 +40,7 @@ from edgetrain.measure.sensors import Source, find
 from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
 from edgetrain.measure.sensors.source import Channel, outermost
 from edgetrain.measure.timeline import Timeline
+from edgetrain.measure.windows import Ops, Windows, counted, gauged
 from edgetrain.run.memory import MemoryTrace, allocated_peak
 from edgetrain.run.step import Step
 

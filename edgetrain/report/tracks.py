@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edgetrain.measure.record import Origin
 from edgetrain.measure.samples import Samples, Series
 from edgetrain.measure.sensors.source import Channel
+from edgetrain.measure.windows import spaced
 
 Quantity = Literal[
     "power", "utilisation", "process", "gpu", "memory", "available", "temperature", "frequency", "waiting",
@@ -136,21 +137,13 @@ def rate(at_ns: Ints, total: Floats, least_window_s: float = 0.0) -> tuple[Ints,
     """
     there = np.isfinite(total)
     at_ns, total = at_ns[there], total[there]
-    keep = _spaced(at_ns, max(1, round(least_window_s * 1e9)))
+    keep = spaced(at_ns, max(1, round(least_window_s * 1e9)))
     at_ns, total = at_ns[keep], total[keep]
     grown = np.diff(total)
     with np.errstate(over="ignore"):  # of numbers that no sensor gives
         found = grown / np.maximum(np.diff(at_ns) * 1e-9, 1e-12)
     found = np.where((grown >= 0) & np.isfinite(found), found, np.nan)
     return at_ns, np.append(found, np.full(min(1, len(at_ns)), np.nan))
-
-
-def _spaced(at_ns: Ints, least_ns: int) -> list[int]:
-    kept: list[int] = []
-    for place, at in enumerate(at_ns.tolist()):
-        if not kept or at - at_ns[kept[-1]] >= least_ns:
-            kept.append(place)
-    return kept
 
 
 def _mean(cores: Sequence[Track]) -> Track:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.measure.attribute import Ops, Windows
+from edgetrain.measure.windows import Ops, Windows
 
 MS = 1_000_000
 

@@ -14,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import UserError
-from edgetrain.measure.attribute import IDLE, Attribution, Ops, Windows, attribute, counted, gauged, windows_of
+from edgetrain.measure.attribute import Attribution, attribute
 from edgetrain.measure.sampler import Sampler
-from edgetrain.measure.samples import Series, read_samples
-from edgetrain.measure.sensors import Channel, find
+from edgetrain.measure.samples import read_samples
+from edgetrain.measure.sensors import find
+from edgetrain.measure.windows import IDLE, Ops, Windows, counted, gauged
 from tests.measure.synthetic import MS, Truth, truth
 
 SEEDS = range(20)
@@ -301,21 +302,6 @@ def test_windows_of_a_gauge() -> None:
     found = gauged(times(0, 10, 20, 30), level)
     assert found.start_ns.tolist() == times(0, 10).tolist()
     assert found.amount.tolist() == pytest.approx([0.02, 0.08])
-    shorter = gauged(times(0, 10, 20, 30), level, averaged_s=0.001)
-    assert shorter.start_ns.tolist() == times(9, 29).tolist()
-    assert shorter.amount.tolist() == pytest.approx([0.002, 0.004])
-    longer = gauged(times(0, 10, 20, 30), level, averaged_s=0.015)
-    assert longer.start_ns.tolist() == times(-5, 15).tolist()
-
-
-def test_windows_of_a_sampled_channel() -> None:
-    channels = (Channel("a", "J", True, "measured", least_window_s=0.02), Channel("b", "W", False, "measured"))
-    at = times(0, 10, 20, 30, 40)
-    values = np.stack([np.arange(5.0), np.full(5, 3.0)], axis=1)
-    series = Series("meter", channels, at, at + 2, values)
-    assert windows_of(series, "a").amount.tolist() == [2.0, 2.0]
-    assert windows_of(series, "b").amount.tolist() == pytest.approx([0.03] * 4)
-    assert (windows_of(series, "b").end_ns == at[1:] + 1).all()  # the middle of a reading
 
 
 def test_from_a_real_process_to_its_ops(tmp_path: Path) -> None:
@@ -336,7 +322,8 @@ def test_from_a_real_process_to_its_ops(tmp_path: Path) -> None:
     assert sampler.summary.ended == "asked"
     edges = np.array(starts, dtype=np.int64)
     ops = Ops(("computes", "sleeps"), np.arange(len(edges) - 1) % 2, edges[:-1], edges[1:])
-    found = attribute(ops, windows_of(read_samples(tmp_path).source("process time"), "process_time_s"))
+    series = read_samples(tmp_path).source("process time")
+    found = attribute(ops, counted(series.at_ns, series.column("process_time_s")[1]))
     computes, sleeps = found.share("computes"), found.share("sleeps")
     assert "sleeps" not in computes.names
     assert sleeps.level is not None
@@ -348,18 +335,17 @@ def test_from_a_real_process_to_its_ops(tmp_path: Path) -> None:
     assert 0.05 < computes.amount < spent
 
 
-@pytest.mark.parametrize("averaged_s", [None, 0.0002])
-def test_ops_from_a_gauge(averaged_s: float | None) -> None:
-    """A sensor that averages since the last reading, and one that looks at a moment."""
+def test_ops_from_a_gauge() -> None:
+    """A sensor that averages since the last reading."""
     case = truth(7, noise=0.0, window_ms=(5.0, 15.0), steps=200)
     edges = np.append(case.windows.start_ns, case.windows.end_ns[-1])
     spent = np.concatenate([[0.0], np.cumsum(case.level[case.ops.op] * case.ops.lengths_s)])
-    back = np.concatenate([[0], np.diff(edges)]) if averaged_s is None else round(averaged_s * 1e9)
+    back = np.concatenate([[0], np.diff(edges)])
     meter = np.concatenate([[0], case.ops.end_ns])
     with np.errstate(invalid="ignore"):
         level = (np.interp(edges, meter, spent) - np.interp(edges - back, meter, spent)) / (back * 1e-9)
     level *= 1 + 0.03 * np.random.default_rng(0).standard_normal(len(level))
-    found = attribute(case.ops, gauged(edges, level, averaged_s=averaged_s))
+    found = attribute(case.ops, gauged(edges, level))
     assert np.median(errors(case, found)) < 0.03
 
 

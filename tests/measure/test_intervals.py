@@ -12,7 +12,6 @@ from edgetrain.errors import UserError
 from edgetrain.measure.intervals import (
     Interval,
     bootstrap_median,
-    mean_interval,
     median_interval,
     ratio_interval,
     student,
@@ -96,16 +95,9 @@ def test_what_differs_between_processes_widens_the_interval() -> None:
     assert (uneven.value, uneven.low, uneven.high) == (3.0, 1.0, 3.0)
 
 
-def test_a_mean() -> None:
-    found = mean_interval([1.0, 2.0, 3.0, 4.0])
-    half = 3.18245 * math.sqrt(5 / 3) / 2
-    assert (found.value, found.low, found.high) == pytest.approx((2.5, 2.5 - half, 2.5 + half), rel=1e-5)
-    assert mean_interval([1.0]) == Interval(1.0, -math.inf, math.inf)
-
-
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_values_that_are_none(values: list[float]) -> None:
-    for interval in (median_interval, mean_interval, lambda v: bootstrap_median([v])):
+    for interval in (median_interval, lambda v: bootstrap_median([v])):
         with pytest.raises(UserError, match="finite values"):
             interval(values)
     with pytest.raises(UserError):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgetrain.errors import UserError
-from edgetrain.measure.attribute import Windows
 from edgetrain.measure.likeness import of_times, of_windows
+from edgetrain.measure.windows import Windows
 
 MS = 1_000_000
 
