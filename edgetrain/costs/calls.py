@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,11 +40,13 @@ Live = Mapping[int, torch.Tensor]  # storage → the tensor that lies at its beg
 
 @dataclass(frozen=True)
 class Call:
-    """One op run in one way; `over` is the tensor that it overwrites, `scratch` that an update may use its gradient."""
+    """One op run in one way; `over` is the tensor that it overwrites, `scratch` that an update may use its gradient.
+    kernel: by its name; "" for the first one of the op's entry."""
 
     op: Op
     over: int | None = None
     scratch: bool = False
+    kernel: str = ""
 
 
 def calls(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> dict[Way, Call]:
@@ -60,6 +62,16 @@ def calls(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> dict[Wa
     targets = call.overwritable(graph, op)
     if targets:
         found["over"] = Call(op, targets[0])
+    return found
+
+
+def by_all_kernels(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> list[tuple[Way, Call]]:
+    """The same by the first kernel of the op's entry, and by each other one that takes the op's tensors."""
+    plain, op = calls(graph, number, scratch), graph.ops[number]
+    found = list(plain.items())
+    for kernel in entry_of(op.kind).kernels[1:]:
+        if kernel.takes(tuple(graph.tensors[t] for t in op.reads)):
+            found += [(way, replace(c, kernel=kernel.name)) for way, c in plain.items() if way != "over" or kernel.over]
     return found
 
 
@@ -82,6 +94,9 @@ def key(graph: Graph, what: Call) -> str:
     results = [t is not None for t in what.op.outputs]
     flags = [bool(what.op.writes), what.scratch]
     parts = [what.op.kind, [text(a) for a in what.op.args], kwargs, flags, over, results]
+    kernels = entry_of(what.op.kind).kernels
+    if len(kernels) > 1:  # another set of kernels is measured anew
+        parts.append([what.kernel, *(kernel.name for kernel in kernels)])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -184,8 +199,7 @@ def function(
     op = what.op
     if op.phase == "update":
         return _update(graph, op, tensors, scratch=what.scratch)
-    op = op if what.over is None else call.over(op, what.over)
-    kernel = call.resolve(op.kind)
+    kernel, op = call.kernel_and_op(op, what.over, what.kernel)
     given = [call.argument(a, tensors) for a in op.args]
     named = {name: call.argument(value, tensors) for name, value in op.kwargs}
     there = (live or {}).keys() - _changed(graph, what)

@@ -130,6 +130,14 @@ def over(op: Op, target: int) -> Op:
     return replace(op, kind=_overwriting(op.kind), args=args, kwargs=kwargs)
 
 
+def kernel_and_op(op: Op, target: int | None = None, kernel: str = "") -> tuple[Callable[..., Any], Op]:
+    """What runs the op, over that tensor if one is given, and the op with the arguments that it takes."""
+    if kernel and target is not None:
+        return resolve(op.kind, kernel), replace(op, kwargs=(*op.kwargs, ("out", Ref(target))))
+    op = op if target is None else over(op, target)
+    return resolve(op.kind, kernel), op
+
+
 def returns_one(kind: str) -> bool:
     """The kernel returns a tensor, and not a sequence of them."""
     kernel = kernel_of(kind)

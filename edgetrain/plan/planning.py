@@ -19,6 +19,7 @@ from functools import cached_property
 
 from edgetrain import ranges
 from edgetrain.arguments import checked
+from edgetrain.costs.kernels import fastest
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
@@ -85,6 +86,7 @@ def plan(
     chosen = named(planner)
     ranges.number("time_limit_s", time_limit_s, ranges.SECONDS)
     effort = Effort(time_limit_s, left_s, use_cache, solver_bytes)
+    costs = fastest(graph, costs, exact)
     task = problem(graph, costs, updates or keep_all(graph).updates)
     return plan_problem(task, budget, chosen, effort, exact=exact, page=page)
 

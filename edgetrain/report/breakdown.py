@@ -73,6 +73,11 @@ def category(kind: str) -> Category:
     return entry_of(kind).category
 
 
+def category_of(op: OpRun) -> Category:
+    """As the run tells it, which knew the ops that others had registered there."""
+    return next((known for known in CATEGORIES if known == op.category), category(op.kind))
+
+
 def by_phase(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
     """Forward, backward and update, in this order; what a phase computes again is in `again_s`."""
     found = {row.name: row for row in rows(timeline, lambda op, _: op.phase, energy)}
@@ -85,7 +90,7 @@ def by_layer(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
 
 
 def by_kind(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
-    return rows(timeline, lambda op, _: op.kind, energy)
+    return rows(timeline, lambda op, _: op.shown_kind, energy)
 
 
 def by_op(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
