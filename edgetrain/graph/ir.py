@@ -119,6 +119,16 @@ class Tensor:
         return bytes_of(self.n_elements, self.dtype)
 
     @property
+    def dense(self) -> bool:
+        """Its elements lie side by side, in whatever order of its dimensions."""
+        step = 1
+        for stride, n in sorted(zip(self.stride, self.shape, strict=True)):
+            if n != 1 and stride != step:
+                return self.n_elements == 0
+            step *= n
+        return True
+
+    @property
     def end_bytes(self) -> int:
         """One past the last byte of its storage that it touches."""
         if 0 in self.shape:
