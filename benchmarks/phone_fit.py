@@ -27,8 +27,8 @@ from torch.nn import functional as F
 import edgetrain as et
 from benchmarks.phone_nets import NETS, Nets, example
 from edgetrain.costs.model import held
-from edgetrain.costs.work import work
 from edgetrain.errors import UserError
+from edgetrain.ops.entry import work
 
 PHONES: Mapping[str, str] = {"meizu_16t": "MEIZU_Freq_1708800", "xiaomi_mi_9": "XIAOMI"}
 BATCHES = (1, 2, 4, 8, 16)

@@ -23,6 +23,7 @@ from edgetrain.firmware.planned import FirmwareStep
 from edgetrain.graph.ir import Graph, Op, Role
 from edgetrain.graph.rewrite.accumulate import accumulators
 from edgetrain.measure.picture import Curve, Frontier, Instant, Picture, Point, Table
+from edgetrain.ops.entry import short_name
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.lifetimes import timeline
 from edgetrain.plan.plan import Plan
@@ -192,7 +193,7 @@ class Study:
         for number in self.recomputed(made):
             op = self.graph.ops[number]
             block = _block(op.module)
-            kinds.setdefault(block, Counter())[_short(op.kind)] += 1
+            kinds.setdefault(block, Counter())[short_name(op.kind)] += 1
             times[block] = times.get(block, 0.0) + self.costs.ops[number].again_s
         return sorted(((block, kinds[block], times[block]) for block in kinds), key=lambda row: -row[2])
 
@@ -384,12 +385,6 @@ def _block(module: str) -> str:
     words = module.split(".")
     first = next((at for at, word in enumerate(words) if word.isdecimal()), len(words))
     return ".".join(words[: first + 1])
-
-
-def _short(kind: str) -> str:
-    """aten.convolution.default → convolution; edgetrain.norm.apply → norm.apply."""
-    space, _, name = kind.partition(".")
-    return name if space == "edgetrain" else name.partition(".")[0]
 
 
 def _frontier_table(frontier: Frontier, modelled: str = "") -> Table:

@@ -186,7 +186,7 @@ def _ops(made: Profile) -> rich.table.Table:
     middle = np.median(timeline.op_s, axis=0)
     taken: dict[tuple[str, str, str], float] = {}
     for op, seconds in zip(timeline.ops, middle, strict=True):
-        key = (op.module or op.name, op.phase if op.why == "first" else op.why, op.kind.removesuffix(".default"))
+        key = (op.module or op.name, op.phase if op.why == "first" else op.why, op.shown_kind.replace(".default", ""))
         taken[key] = taken.get(key, 0.0) + float(seconds)
     whole = float(np.median(timeline.step_s))
     table = rich.table.Table("layer", "", "op", box=None, header_style="bold", pad_edge=False)

@@ -16,16 +16,16 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from edgetrain.costs.table import Way
 from edgetrain.graph.ir import ITEM_BYTES, Atom, Graph, Op, Ref, Value
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.ops import call, update
+from edgetrain.ops.entry import entry_of
 from edgetrain.ops.replay import replay
 
 _ALIGNED_BYTES = 64
@@ -39,11 +39,13 @@ Live = Mapping[int, torch.Tensor]  # storage → the tensor that lies at its beg
 
 @dataclass(frozen=True)
 class Call:
-    """One op run in one way; `over` is the tensor that it overwrites, `scratch` that an update may use its gradient."""
+    """One op run in one way; `over` is the tensor that it overwrites, `scratch` that an update may use its gradient.
+    kernel: by its name; "" for the first one of the op's entry."""
 
     op: Op
     over: int | None = None
     scratch: bool = False
+    kernel: str = ""
 
 
 def calls(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> dict[Way, Call]:
@@ -59,6 +61,16 @@ def calls(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> dict[Wa
     targets = call.overwritable(graph, op)
     if targets:
         found["over"] = Call(op, targets[0])
+    return found
+
+
+def by_all_kernels(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> list[tuple[Way, Call]]:
+    """The same by the first kernel of the op's entry, and by each other one that takes the op's tensors."""
+    plain, op = calls(graph, number, scratch), graph.ops[number]
+    found = list(plain.items())
+    for kernel in entry_of(op.kind).kernels[1:]:
+        if kernel.takes(tuple(graph.tensors[t] for t in op.reads)):
+            found += [(way, replace(c, kernel=kernel.name)) for way, c in plain.items() if way != "over" or kernel.over]
     return found
 
 
@@ -81,6 +93,9 @@ def key(graph: Graph, what: Call) -> str:
     results = [t is not None for t in what.op.outputs]
     flags = [bool(what.op.writes), what.scratch]
     parts = [what.op.kind, [text(a) for a in what.op.args], kwargs, flags, over, results]
+    kernels = entry_of(what.op.kind).kernels
+    if len(kernels) > 1:  # another set of kernels is measured anew
+        parts.append([what.kernel, *(kernel.name for kernel in kernels)])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -183,17 +198,9 @@ def function(
     op = what.op
     if op.phase == "update":
         return _update(graph, op, tensors, scratch=what.scratch)
-    kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
-    if what.over is not None:
-        kind, swap = call.in_place(op, what.over)
-        if swap:
-            args[0], args[1] = args[1], args[0]
-        keyword = call.keyword_of(kind)
-        if keyword is not None:
-            kwargs[keyword] = Ref(what.over)
-    kernel = call.resolve(kind)
-    given = [call.argument(a, tensors) for a in args]
-    named = {name: call.argument(value, tensors) for name, value in kwargs.items()}
+    kernel, op = call.kernel_and_op(op, what.over, what.kernel)
+    given = [call.argument(a, tensors) for a in op.args]
+    named = {name: call.argument(value, tensors) for name, value in op.kwargs}
     there = (live or {}).keys() - _changed(graph, what)
     own = [tensor for t, tensor in tensors.items() if graph.tensors[t].storage not in there]
 
@@ -228,17 +235,17 @@ def _unit(tensor: torch.Tensor) -> None:
 
 
 def _update(graph: Graph, op: Op, tensors: Mapping[int, torch.Tensor], *, scratch: bool) -> Callable[[], object]:
-    name = op.kind.split(".")[1]
     p, g, *states = op.reads
-    if op.kind == ACCUMULATE:
+    if op.kind == update.ACCUMULATE:
         return lambda: update.accumulate(tensors[p], tensors[g], {"weight": HALF}, None, False, scratch, None)
+    how = entry_of(op.kind).update
     keys = [graph.sources[t].path.rpartition(".")[2] for t in states]
     state = {key: tensors[t] for key, t in zip(keys, states, strict=True)}
     if "step" in state:
         state["step"] = state["step"].reshape(()).to("cpu")
     given = update.Settings(
         lr=1e-3, weight_decay=1e-4, maximize=False, momentum=0.9 if states else 0.0, beta1=0.9, beta2=0.999, eps=1e-8,
-        amsgrad="max_exp_avg_sq" in state, decoupled=name == "adamw",
+        amsgrad="max_exp_avg_sq" in state, decoupled=how is not None and how.optimizer == "adamw",
     )  # fmt: skip
-    kernel = update.KERNELS[name]
+    kernel = call.resolve(op.kind)
     return lambda: kernel(tensors[p], tensors[g], state, given, False, scratch, None)

@@ -17,19 +17,20 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from edgetrain import cache, child, files, ranges
 from edgetrain.arguments import checked
 from edgetrain.costs import calls
+from edgetrain.costs.kernels import fastest
 from edgetrain.costs.store import measure_store
-from edgetrain.costs.table import WAYS, Costs, OpCost, Run, Way, run_from_json, run_to_json
+from edgetrain.costs.table import WAYS, Costs, Kernels, OpCost, Run, Way, run_from_json, run_to_json
 from edgetrain.errors import UserError
 from edgetrain.graph.capture.modes import Surroundings
 from edgetrain.graph.ir import Graph, Op, from_json, to_json
@@ -38,6 +39,7 @@ from edgetrain.native import arena, malloc, reports
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
 from edgetrain.ops.call import without_autocast
+from edgetrain.ops.entry import TRUSTED, entry_of
 from edgetrain.ops.update import overwrites_gradient
 
 T = TypeVar("T")
@@ -72,41 +74,63 @@ def measure_costs(
             "costs are measured over at least one round", expected=str(replace(ranges.ROUNDS, low=1)),
             received=ranges.shown(rounds),
         )  # fmt: skip
-    scratch = overwrites_gradient(graph)
-    ways = [calls.calls(graph, n, scratch) for n in range(len(graph.ops))]
-    wanted = [{way: calls.key(graph, call) for way, call in row.items()} for row in ways]
+    rows = _rows(graph, range(len(graph.ops)))
     about = machine()
-    file, live = _file(about) if use_cache else None, live or {}
-    known = _read(file)
-    missing = {key for row in wanted for key in row.values()} - set(known)
-    if most_bytes is not None:
-        too_large = {
-            wanted[n][way]
-            for n, row in enumerate(ways)
-            for way, call in row.items()
-            if _needs(graph, call, live, most_bytes) > most_bytes
-        }
-        missing -= too_large
-    if missing:
-        known |= (_here if arena.available() else _in_child)(graph, missing, rounds, progress, most_bytes, live)
-        _write(file, known)
-    ops = tuple(
-        _cost(graph, op, {way: known.get(key) for way, key in row.items()})
-        for op, row in zip(graph.ops, wanted, strict=True)
-    )
+    known = _known(graph, rows, rounds, use_cache=use_cache, progress=progress, most_bytes=most_bytes, live=live or {})
+    ops = tuple(_cost(graph, op, row, known) for op, row in zip(graph.ops, rows.values(), strict=True))
     store = None if page_to is None else measure_store(files.checked_path(page_to, "folder"), use_cache=use_cache)
     return Costs(graph.key, "measured", ops, about, store)
+
+
+def measure_kernels(graph: Graph, exact: Literal["bitwise", "rounding", "no"], *, use_cache: bool = True) -> Kernels:
+    """The fastest kernels of the ops that have several; no other op is measured."""
+    several = [n for n, op in enumerate(graph.ops) if len(entry_of(op.kind).kernels) > 1]
+    rows = _rows(graph, several)
+    if not any(call.kernel for row in rows.values() for _, call, _ in row):
+        return {}
+    known = _known(graph, rows, ROUNDS, use_cache=use_cache, progress=None, most_bytes=None, live={})
+    nothing = OpCost({"first": Run(0.0)})
+    ops = (_cost(graph, op, rows[n], known) if n in rows else nothing for n, op in enumerate(graph.ops))
+    return fastest(graph, Costs(graph.key, "measured", tuple(ops)), exact).kernels
+
+
+_Row = list[tuple[Way, calls.Call, str]]  # way, call, key
+
+
+def _rows(graph: Graph, numbers: Iterable[int]) -> dict[int, _Row]:
+    """Each op in each way, by each kernel."""
+    scratch = overwrites_gradient(graph)
+    return {
+        n: [(way, call, calls.key(graph, call)) for way, call in calls.by_all_kernels(graph, n, scratch)]
+        for n in numbers
+    }
+
+
+def _known(
+    graph: Graph, rows: Mapping[int, _Row], rounds: int, *, use_cache: bool, progress: child.Progress | None,
+    most_bytes: int | None, live: calls.Live,
+) -> dict[str, Run]:  # fmt: skip
+    """What these calls take, as far as they may be run; measured where it is not known."""
+    file = _file(machine()) if use_cache else None
+    known = _read(file)
+    wanted = {key: call for row in rows.values() for _, call, key in row}
+    missing = {
+        key
+        for key, call in wanted.items()
+        if key not in known and (most_bytes is None or _needs(graph, call, live, most_bytes) <= most_bytes)
+    }
+    if missing:
+        # Another process does not know what was registered here from outside.
+        here = arena.available() or any(op.kind.partition(".")[0] not in TRUSTED for op in graph.ops)
+        known |= (_here if here else _in_child)(graph, missing, rounds, progress, most_bytes, live)
+        _write(file, known)
+    return known
 
 
 def is_known(graph: Graph) -> bool:
     """Whether all ops were measured here before, so that `measure_costs` runs none."""
     known = _read(_file(machine()))
-    scratch = overwrites_gradient(graph)
-    return all(
-        calls.key(graph, call) in known
-        for number in range(len(graph.ops))
-        for call in calls.calls(graph, number, scratch).values()
-    )
+    return all(key in known for row in _rows(graph, range(len(graph.ops))).values() for _, _, key in row)
 
 
 def _needs(graph: Graph, call: calls.Call, live: calls.Live, most_bytes: int | None) -> int:
@@ -116,12 +140,20 @@ def _needs(graph: Graph, call: calls.Call, live: calls.Live, most_bytes: int | N
     )
 
 
-def _cost(graph: Graph, op: Op, measured: Mapping[Way, Run | None]) -> OpCost:
-    found: dict[Way, Run] = {way: run for way, run in measured.items() if run is not None}
+def _cost(graph: Graph, op: Op, row: _Row, known: Mapping[str, Run]) -> OpCost:
+    found: dict[Way, Run] = {}
+    others: dict[Way, tuple[Run, ...]] = {}
+    for way, call, key in row:
+        run = known.get(key)
+        if run is not None and not call.kernel:
+            found[way] = run
+        elif run is not None:
+            others[way] = (*others.get(way, ()), replace(run, kernel=call.kernel))
     if "first" not in found:
         time_s = max((run.time_s for run in found.values()), default=0.0)
         found["first"] = Run(time_s, calls.made_bytes(graph, op))
-    return OpCost(found)
+        return OpCost(found)
+    return OpCost(found, {way: runs for way, runs in others.items() if way in found})
 
 
 def machine() -> dict[str, str]:
@@ -230,11 +262,10 @@ def measure(
     live: calls.Live | None = None,
 ) -> dict[str, Run]:
     """Time the calls with these keys in this process, those with the largest arguments first."""
+    rows = _rows(graph, range(len(graph.ops)))
     todo: dict[str, calls.Call] = {}
-    scratch = overwrites_gradient(graph)
-    for number in range(len(graph.ops)):
-        for call in calls.calls(graph, number, scratch).values():
-            key = calls.key(graph, call)
+    for row in rows.values():
+        for _, call, key in row:
             if key in keys:
                 todo.setdefault(key, call)
     live = live or {}

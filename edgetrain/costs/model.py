@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from edgetrain.arguments import checked
 from edgetrain.costs import calls
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
-from edgetrain.costs.work import Kind, Work, work
 from edgetrain.devices.device import Device, Processor, Quantity, load
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op
+from edgetrain.ops.entry import work
+from edgetrain.ops.work import Kind, Work
 
 
 @checked()

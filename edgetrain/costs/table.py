@@ -22,6 +22,8 @@ Origin = Literal["measured", "modelled"]
 # How an op is run: for the first time, again (without its side effects), or over one of its inputs.
 Way = Literal["first", "again", "over"]
 WAYS: tuple[Way, ...] = ("first", "again", "over")
+# Way → op → the kernel that runs it, by its name; without those that the first kernel of their entry runs.
+Kernels = Mapping[Way, Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,13 @@ class Run:
     events: what the kernel asks of the allocator: each request as its bytes, each return as -1 - the number of the
     request within the op. What is not returned is its results.
     energy_j: above what the device takes when it idles; None where nothing tells.
+    kernel: by its name; "" for the first one of the op's entry.
     """
 
     time_s: float
     events: tuple[int, ...] = ()
     energy_j: float | None = None
+    kernel: str = ""
 
     @property
     def most_bytes(self) -> int:
@@ -57,9 +61,20 @@ class Run:
 
 @dataclass(frozen=True)
 class OpCost:
-    """`ways` always holds "first"; the others where they differ from it."""
+    """`ways` always holds "first"; the others where they differ from it. others: what other kernels of the op take."""
 
     ways: Mapping[Way, Run]
+    others: Mapping[Way, tuple[Run, ...]] = field(default_factory=dict)
+
+    def runs(self, way: Way) -> tuple[Run, ...]:
+        """By each kernel; the one that runs first."""
+        return self.ways[way], *self.others.get(way, ())
+
+    def running(self, chosen: Mapping[Way, Run]) -> OpCost:
+        """The same where these runs are those that happen."""
+        ways = {**self.ways, **chosen}
+        others = {way: tuple(run for run in self.runs(way) if run != ways[way]) for way in self.others}
+        return OpCost(ways, {way: runs for way, runs in others.items() if runs})
 
     def run(self, way: Way) -> Run:
         return self.ways.get(way) or self.ways["first"]
@@ -121,6 +136,16 @@ class Costs:
             found[way] = {number: n_bytes for number, n_bytes in bytes_of.items() if n_bytes}
         return found
 
+    @cached_property
+    def kernels(self) -> Kernels:
+        """Those that run, but for first ones."""
+        found: dict[Way, dict[int, str]] = {}
+        for number, cost in enumerate(self.ops):
+            for way in WAYS:
+                if name := cost.run(way).kernel:
+                    found.setdefault(way, {})[number] = name
+        return found
+
     def time_s(self, order: Sequence[int]) -> float:
         """The time of a step that runs the ops in this order, one that comes again at the price of a second time."""
         done: set[int] = set()
@@ -139,14 +164,16 @@ class Costs:
 
 
 def run_to_json(run: Run) -> list[Any]:
-    return [run.time_s, list(run.events)] + ([] if run.energy_j is None else [run.energy_j])
+    rest = [*([] if run.energy_j is None else [run.energy_j]), *([run.kernel] if run.kernel else [])]
+    return [run.time_s, list(run.events), *rest]
 
 
 def run_from_json(data: Any) -> Run:
     time_s, events, *energy_j = data
+    kernel = energy_j.pop() if energy_j and isinstance(energy_j[-1], str) else ""
     if len(energy_j) > 1:
         raise ValueError(f"a run is {data!r}")
-    return Run(_number(time_s), tuple(_events(events)), _number(energy_j[0]) if energy_j else None)
+    return Run(_number(time_s), tuple(_events(events)), _number(energy_j[0]) if energy_j else None, kernel)
 
 
 def _number(value: Any) -> float:
@@ -172,7 +199,6 @@ def _events(events: Any) -> Iterator[int]:
 
 
 def to_json(costs: Costs) -> dict[str, Any]:
-    ops = [{way: run_to_json(run) for way, run in cost.ways.items()} for cost in costs.ops]
     return {
         "edgetrain costs": SCHEMA,
         "graph_key": costs.graph_key,
@@ -181,22 +207,30 @@ def to_json(costs: Costs) -> dict[str, Any]:
         "store": None if costs.store is None else asdict(costs.store),
         "idle_w": costs.idle_w,
         "uncertainty": costs.uncertainty,
-        "ops": ops,
+        "ops": [_op_to_json(cost) for cost in costs.ops],
     }
+
+
+def _op_to_json(cost: OpCost) -> dict[str, Any]:
+    others = {way: [run_to_json(run) for run in runs] for way, runs in cost.others.items()}
+    return {way: run_to_json(run) for way, run in cost.ways.items()} | ({"others": others} if others else {})
+
+
+def _op_from_json(row: Mapping[str, Any]) -> OpCost:
+    ways = {way: run_from_json(run) for way, run in row.items() if way != "others"}
+    others = {way: tuple(map(run_from_json, runs)) for way, runs in row.get("others", {}).items()}
+    if "first" not in ways or not set(ways) <= set(WAYS) or not set(others) <= set(ways):
+        raise ValueError(f"ways are {sorted(row)}")
+    return OpCost(ways, others)  # type: ignore[arg-type]  # that they are ways was checked
 
 
 def from_json(data: Mapping[str, Any]) -> Costs:
     if data["edgetrain costs"] != SCHEMA or data["origin"] not in ("measured", "modelled"):
         raise ValueError(f"schema {data['edgetrain costs']!r}, origin {data['origin']!r}")
-    ops = []
-    for row in data["ops"]:
-        if "first" not in row or not set(row) <= set(WAYS):
-            raise ValueError(f"ways are {sorted(row)}")
-        ops.append(OpCost({way: run_from_json(run) for way, run in row.items()}))
     return Costs(
         str(data["graph_key"]),
         data["origin"],
-        tuple(ops),
+        tuple(_op_from_json(row) for row in data["ops"]),
         {str(key): str(value) for key, value in data["about"].items()},
         None if data["store"] is None else store_from_json(data["store"]),
         _number_or_none(data["idle_w"]),

@@ -23,6 +23,7 @@ from pathlib import Path
 from edgetrain.firmware.fast import fast_files, fast_rules
 from edgetrain.firmware.kernels import files_of
 from edgetrain.firmware.target import Kept, Memory, Placed, Target, emulated
+from edgetrain.ops.c import CSource
 
 FOLDER = Path(__file__).parent / "boards"
 WARNINGS = "-Wall -Wextra -Werror -Wconversion -Wshadow -Wdouble-promotion -Wstrict-prototypes"
@@ -49,7 +50,7 @@ board/flash_board.c:
 
 
 def files(
-    target: Target, placed: Placed | None, kernels: Sequence[str], kept: Kept | None = None, model_key: int = 0
+    target: Target, placed: Placed | None, kernels: Sequence[CSource], kept: Kept | None = None, model_key: int = 0
 ) -> dict[str, str | bytes]:
     """kept: where copies lie in flash. model_key: by which a copy of this model is known."""
     board = f"{target.board}.c"
@@ -95,7 +96,7 @@ def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | 
     return found
 
 
-def _makefile(target: Target, kernels: Sequence[str], kept: Kept | None) -> str:
+def _makefile(target: Target, kernels: Sequence[CSource], kept: Kept | None) -> str:
     sources = [name for name in files_of(kernels) if name.endswith(".c")]
     others = ["main", "model", f"board/{target.board}", *([] if kept is None else ["checkpoint", "board/flash_file"])]
     objects = [*others, *(f"kernels/{name.removesuffix('.c')}" for name in sources)]

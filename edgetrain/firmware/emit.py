@@ -16,14 +16,17 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.firmware.arena import Arena
-from edgetrain.firmware.kernels import Scene, double, identifier, kernel_of, number
+from edgetrain.firmware.kernels import kernel_of
 from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Value
+from edgetrain.ops.c import CSource, Scene, identifier, number
+from edgetrain.ops.entry import entry_of, work
 from edgetrain.ops.replay import replay
 from edgetrain.ops.update import Settings
+from edgetrain.ops.update import kind_of as optimizer_kind
+from edgetrain.ops.work import PRODUCTS
 from edgetrain.plan.plan import Compute, Free, Plan
 
 C_TYPES = {"float32": "float", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "uint1": "uint8_t"}
@@ -73,7 +76,7 @@ class Called:
 class Emitted:
     source: str
     header: str
-    kernels: tuple[str, ...]
+    kernels: tuple[CSource, ...]
     calls: tuple[Called, ...]
 
 
@@ -120,9 +123,9 @@ def lasting_tensors(graph: Graph) -> list[Lasting]:
 def labels_of(graph: Graph) -> Iterator[tuple[int, int, int]]:
     """(tensor, samples, classes) of the labels that the step reads: each lies in [0, classes)."""
     for op in graph.ops:
-        if op.kind == "edgetrain.softmax_cross_entropy.forward":
-            samples, classes = graph.tensors[op.reads[0]].shape
-            yield op.reads[1], samples, classes
+        kernel = entry_of(op.kind).c
+        if kernel is not None and kernel.labels is not None:
+            yield kernel.labels(graph, op)
 
 
 def _free_name(name: str, taken: set[str]) -> str:
@@ -162,13 +165,13 @@ class _Emitter:
     ) -> None:
         self.keep_every = keep_every
         self.step, self.predict, self.lasting, self.groups, self.kind = step, predict, lasting, groups, kind
-        self.optimizer = "sgd" if kind == "sgd" else "adam"
+        self.optimizer = _update_source(kind).file
         graph = step.graph
         self.batch = graph.tensors[graph.inputs[0]].shape[0] if graph.tensors[graph.inputs[0]].shape else 1
         self.c_name = {graph.tensors[item.tensor].storage: item.c_name for item in lasting}
         self.scene = Scene(graph, _Names(graph, self.c_name), self.batch, fresh)
         self.scene.taken |= {item.c_name for item in lasting} | _SHAPE_TYPES
-        self.files: set[str] = {self.optimizer}
+        self.sources = {_update_source(kind)}
         self.called: list[Called] = []
 
     def run(self) -> Emitted:
@@ -183,7 +186,8 @@ class _Emitter:
             *_section(predicting),
             *self._table(),
         ]
-        return Emitted("\n".join(lines) + "\n", self._header(), tuple(sorted(self.files)), tuple(self.called))
+        sources = tuple(sorted(self.sources, key=lambda source: source.file))
+        return Emitted("\n".join(lines) + "\n", self._header(), sources, tuple(self.called))
 
     # ---- the parts of model.c
 
@@ -200,7 +204,7 @@ class _Emitter:
         yield "#include <stddef.h>"
         yield "#include <string.h>"
         yield ""
-        yield from (f'#include "kernels/{name}.h"' for name in sorted(self.files))
+        yield from (f'#include "kernels/{name}.h"' for name in sorted(source.file for source in self.sources))
         yield ""
 
     def _values(self) -> Iterator[str]:
@@ -241,7 +245,7 @@ class _Emitter:
             flags = [str(int(given.nesterov)), str(int(given.maximize))]
             return "{" + ", ".join(f".{key} = {v}" for key, v in zip(_SGD, rates + flags, strict=True)) + "}"
         fields = {
-            "learning_rate": double(given.lr), "beta1": double(given.beta1), "beta2": double(given.beta2),
+            "learning_rate": repr(given.lr), "beta1": repr(given.beta1), "beta2": repr(given.beta2),
             "eps": number(given.eps), "weight_decay": number(given.weight_decay),
             "decoupled": str(int(given.decoupled)), "maximize": str(int(given.maximize)),
         }  # fmt: skip
@@ -334,7 +338,7 @@ class _Emitter:
                 yield f"    {self._declaration(graph, storage, c_name, life.offset, over)}"
             run = _again(op) if again else op
             kernel = kernel_of(run)
-            self.files.add(kernel.file)
+            self.sources.add(kernel.source)
             for call in kernel.call(self.scene, run):
                 if training:
                     self.called.append(_called(graph, op, call, again))
@@ -357,7 +361,7 @@ class _Emitter:
         if not has_bends(op):
             return
         n = self.scene.elements(op.creates[0])
-        if op.kind == "edgetrain.max_pool2d.forward":
+        if kernel_of(op).chooses:
             yield f"    show_places({self.scene.name(op.creates[1])}, {n});"
         else:
             low, high = map(number, _limits(op))
@@ -460,22 +464,26 @@ class _Emitter:
 
 def has_bends(op: Op) -> bool:
     """Does its gradient jump? Then a debug build tells which way each number went."""
-    return op.kind == "edgetrain.max_pool2d.forward" or _limits(op) != (-math.inf, math.inf)
+    kernel = entry_of(op.kind).c
+    return kernel is not None and (kernel.chooses or _limits(op) != (-math.inf, math.inf))
 
 
 def _limits(op: Op) -> tuple[Value, ...]:
     """Between which a result is what comes in."""
-    if op.kind == "edgetrain.relu.forward":
-        return 0.0, math.inf
-    if op.kind in ("edgetrain.clamp.forward", "edgetrain.norm.apply"):
-        return op.args[-2:]
-    return -math.inf, math.inf
+    bends = kernel_of(op).bends
+    return (-math.inf, math.inf) if bends is None else bends(op)
 
 
 def _called(graph: Graph, op: Op, call: str, again: bool) -> Called:
     done = work(graph, op)
-    products = done.flops // 2 if done.kind in ("conv", "depthwise", "dense") else 0
+    products = done.flops // 2 if done.kind in PRODUCTS else 0
     return Called(op.name + (" again" if again else ""), op.kind, op.module, call.partition("(")[0], products)
+
+
+def _update_source(optimizer: str) -> CSource:
+    kernel = entry_of(optimizer_kind(optimizer)).c
+    assert kernel is not None
+    return kernel.source
 
 
 def _again(op: Op) -> Op:

@@ -36,7 +36,7 @@ from edgetrain.firmware import board_files
 from edgetrain.firmware.arena import Arena, arena_of
 from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
 from edgetrain.firmware.fit import infeasible, require_flash
-from edgetrain.firmware.kernels import FOLDER, files_of
+from edgetrain.firmware.kernels import files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
 from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.firmware.target import Kept, Placed, Target, keep, load_target, place
@@ -119,7 +119,7 @@ def export(
         "project.json": json.dumps(_described(project, chosen, step, lasting, emitted.calls, keep_every or 0), indent=1)
         + "\n",
         "README.md": _readme(project, chosen, step),
-        **{f"kernels/{name}": (FOLDER / name).read_text() for name in files_of(emitted.kernels)},
+        **{f"kernels/{name}": path.read_text() for name, path in files_of(emitted.kernels).items()},
         **board_files.files(chosen, program.placed, emitted.kernels, kept, model_key),
     }
     _write(folder, files)

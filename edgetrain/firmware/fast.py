@@ -12,47 +12,37 @@ In:  the kernels that a model calls. Out: files of `kernels/fast`, and what the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from edgetrain.firmware.kernels import FOLDER, files_of
+from edgetrain.firmware.kernels import files_of, has_fast
 from edgetrain.firmware.target import Target
+from edgetrain.ops.c import CSource
 
-FAST = FOLDER / "fast"
 # A sum in vectors is another order of additions, and may fuse. Nothing else is given up: infinities and NaN stay.
 ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
 SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
-# What the source of a kernel includes or calls, beside parallel and vector.
-_CONVOLUTIONS = ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile")
-_NEEDS = {
-    "conv2d": _CONVOLUTIONS, "depthwise": ("conv2d", *_CONVOLUTIONS),
-    "depthwise3x3": ("convolve_depthwise",), "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
-    "bias": ("columns",), "norm": ("columns",), "relu": ("numbers",), "clamp": ("numbers",), "add": ("numbers",),
-    "sgd": ("numbers",), "adam": ("numbers",),
-}  # fmt: skip
 
 
-def _names(kernels: Sequence[str]) -> list[str]:
-    """Of kernels that have a fast source, and of all that they need."""
-    own = [name for name in kernels if (FAST / f"{name}.c").exists()]
-    return sorted({*own, *(need for name in own for need in _NEEDS.get(name, ())), "parallel", "vector"})
-
-
-def fast_files(target: Target, kernels: Sequence[str]) -> dict[str, str | bytes]:
+def fast_files(target: Target, kernels: Sequence[CSource]) -> dict[str, str | bytes]:
     if target.is_board:
         return {}
-    found = [f"{name}{ending}" for name in _names(kernels) for ending in (".c", ".h")]
-    return {f"kernels/fast/{name}": (FAST / name).read_text() for name in found if (FAST / name).exists()}
+    return {f"kernels/fast/{name}": path.read_text() for name, path in _files(kernels).items()}
 
 
-def fast_objects(kernels: Sequence[str]) -> list[str]:
+def _files(kernels: Sequence[CSource]) -> dict[str, Path]:
+    return files_of([kernel for kernel in kernels if has_fast(kernel)], fast=True)
+
+
+def fast_objects(kernels: Sequence[CSource]) -> list[str]:
     """The kernels that the fast program is linked from, without endings."""
-    fast = [name for name in _names(kernels) if (FAST / f"{name}.c").exists()]
-    slow = files_of([name for name in kernels if name not in fast])
-    return [f"kernels/fast/{name}" for name in fast] + [
-        f"kernels/{name.removesuffix('.c')}" for name in slow if name.endswith(".c")
-    ]
+    names = {
+        "kernels/fast": _files(kernels),
+        "kernels": files_of([kernel for kernel in kernels if not has_fast(kernel)]),
+    }
+    return [f"{at}/{Path(name).stem}" for at, files in names.items() for name in files if name.endswith(".c")]
 
 
-def fast_rules(target: Target, kernels: Sequence[str], others: Sequence[str]) -> str:
+def fast_rules(target: Target, kernels: Sequence[CSource], others: Sequence[str]) -> str:
     """The part of a Makefile that builds the fast program. others: what it is linked from beside kernels."""
     if target.is_board:
         return ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,12 +30,13 @@ from edgetrain.costs.table import Costs, OpCost, Run
 from edgetrain.errors import InternalError
 from edgetrain.firmware.target import Target
 from edgetrain.graph.ir import Graph, Op
+from edgetrain.ops import c_features
+from edgetrain.ops.entry import entry_of
 
 FILE = Path(__file__).with_name("instructions.json")
 SCHEMA = 1
 # A Cortex-M takes between 0.7 and 1.6 cycles for an instruction of such code: what cannot be known without the board.
 CYCLES_PLUS_MINUS = 0.4
-_RUN, _TILE = 20, 4  # of kernels/tiles.h
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ def core_of(target: Target) -> Core | None:
     return cores().get(name.partition("+")[0]) if target.is_board else None
 
 
-def instructions_of(graph: Graph, op: Op, core: Core) -> float:
-    """Of one run of the op."""
-    row = core.coefficients.get(op.kind.removeprefix("edgetrain."))
+def instructions_of(graph: Graph, op: Op, core: Core) -> float | None:
+    """Of one run of the op; None where its kernel was never counted, as one from outside is not."""
     if op.view:
         return 0.0
+    row = core.coefficients.get(op.kind.removeprefix("edgetrain."))
     if row is None:
-        raise InternalError(f"{op.kind} has no instruction counts for {core.name}")
+        return None
     return sum(a * b for a, b in zip(row, features(graph, op), strict=True))
 
 
@@ -86,7 +87,8 @@ def firmware_costs(graph: Graph, target: Target) -> Costs:
     power_w = None if processor.power_w is None else processor.power_w.value
     ops = []
     for op, cost in zip(graph.ops, roofline.ops, strict=True):
-        time_s = instructions_of(graph, op, core) / clock_hz
+        instructions = instructions_of(graph, op, core)
+        time_s = cost.time_s if instructions is None else instructions / clock_hz
         energy_j = None if power_w is None else power_w * time_s
         ops.append(OpCost({way: Run(time_s, run.events, energy_j) for way, run in cost.ways.items()}))
     about = {**roofline.about, "library": f"instructions of its kernels, one a cycle of {clock_hz / 1e6:g} MHz"}
@@ -94,140 +96,8 @@ def firmware_costs(graph: Graph, target: Target) -> Costs:
     return replace(roofline, ops=tuple(ops), about=about, store=None, uncertainty=uncertainty)
 
 
-# ---- features of an op's shapes; instructions are a sum of them
-
-
 def features(graph: Graph, op: Op) -> tuple[float, ...]:
     """What the instructions of this kind of op grow with. The first one is the call itself."""
-    kind = op.kind.removeprefix("edgetrain.")
-    family, _, what = kind.partition(".")
-    find = _FAMILIES.get(family)
-    return (1.0, *(_elements(graph, op) if find is None else find(graph, op, what)))
-
-
-def _elements(graph: Graph, op: Op) -> Sequence[float]:
-    """Element by element, or row by row."""
-    created = [graph.tensors[t] for t in op.creates]
-    read = [graph.tensors[t] for t in op.reads]
-    rows = max((t.n_elements // t.shape[1] for t in (*created, *read) if len(t.shape) > 1), default=1)
-    channels = max((t.shape[1] for t in (*created, *read) if len(t.shape) > 1), default=1)
-    largest = max((t.n_elements for t in (*created, *read)), default=1)
-    return (largest, sum(t.n_elements for t in read), rows, channels)
-
-
-@dataclass(frozen=True)
-class _Products:
-    """calls × a product of M × N results, each a sum of I (kernels/tiles.h)."""
-
-    calls: float
-    M: float
-    N: float
-    I: float  # noqa: E741 the name that the kernel has for it
-
-    @property
-    def features(self) -> Sequence[float]:
-        tiles_m, tiles_n = math.ceil(self.M / _TILE), math.ceil(self.N / _TILE)
-        tiles = tiles_m * tiles_n
-        each = (
-            self.M * self.N * self.I, (self.M * tiles_n + self.N * tiles_m) * self.I, tiles * self.I,
-            tiles * math.ceil(self.I / _RUN), self.M * self.N, 1.0,
-        )  # fmt: skip
-        return tuple(self.calls * part for part in each)
-
-
-def _dense(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    first, second = (graph.tensors[t].shape for t in op.reads[:2])
-    if what == "forward":
-        return _Products(1, first[0], second[0], second[1]).features
-    if what == "backward_weight":
-        return _Products(1, first[1], second[1], first[0]).features
-    return _Products(1, first[0], second[1], second[0]).features
-
-
-@dataclass(frozen=True)
-class _Window:
-    """A convolution. filled: the part of its taps that lies on the image and not on padding."""
-
-    x: tuple[int, ...]
-    y: tuple[int, ...]
-    weight: tuple[int, ...]
-    stride: tuple[int, int]
-    groups: int
-    together: int  # taps of a row that are one run of numbers
-    filled: float
-
-
-def _window(graph: Graph, op: Op, what: str) -> _Window:
-    made = graph.tensors[op.creates[0]].shape
-    first, second = (graph.tensors[t].shape for t in op.reads[:2])
-    x, y, weight = {
-        "forward": (first, made, second), "backward_weight": (second, first, made),
-        "backward_input": (made, first, second),
-    }[what]  # fmt: skip
-    numbers = [n for n in op.args[3 if what == "forward" else 2 :] if isinstance(n, int)]
-    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups = numbers
-    filled = _filled(x[2], y[2], weight[2], stride_h, pad_h, dilation_h)
-    filled *= _filled(x[3], y[3], weight[3], stride_w, pad_w, dilation_w)
-    together = weight[3] if groups == 1 and dilation_w == 1 else 1
-    return _Window(x, y, weight, (stride_h, stride_w), groups, together, filled)
-
-
-def _filled(side: int, places: int, taps: int, stride: int, pad: int, dilation: int) -> float:
-    inside = sum(0 <= p * stride - pad + r * dilation < side for p in range(places) for r in range(taps))
-    return inside / (places * taps)
-
-
-def _conv2d(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    s = _window(graph, op, what)
-    (B, C, H, _), (_, K, P, Q), (_, _, R, S) = s.x, s.y, s.weight
-    C, K = C // s.groups, K // s.groups
-    if what == "forward":
-        products = _Products(B * min(P, Q) * s.groups, max(P, Q), K, R * S * C * s.filled)
-        edges = B * (P + Q) * s.groups
-    elif what == "backward_weight":
-        products = _Products(R * S / s.together * s.groups, K, s.together * C, B * P * Q * s.filled)
-        edges = R * S * s.groups
-    else:
-        together = s.together if s.x[1] < _TILE else 1
-        rows = R / min(R, s.stride[0])
-        products = _Products(B * H * S / together * s.groups, Q, together * C, rows * K * s.filled)
-        edges = B * H * R * s.groups
-    return (*products.features, edges, math.prod(graph.tensors[op.creates[0]].shape))
-
-
-def _pointwise(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    s = _window(graph, op, what)
-    places, C, K = s.y[0] * s.y[2] * s.y[3], s.x[1], s.y[1]
-    shape = {"forward": (places, K, C), "backward_weight": (K, C, places), "backward_input": (places, C, K)}[what]
-    return _Products(1, *shape).features
-
-
-def _depthwise(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    s = _window(graph, op, what)
-    results, taps = math.prod(s.y), s.weight[2] * s.weight[3]
-    lines, planes = s.y[0] * s.y[1] * s.y[2], s.y[0] * s.y[1]
-    return (
-        results * taps * s.filled, results * taps, results, math.prod(s.x), lines * s.weight[2], lines, planes,
-        planes * taps,
-    )  # fmt: skip
-
-
-def _pool(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    small, large = sorted((graph.tensors[t] for t in (op.creates[0], op.reads[0])), key=lambda t: t.n_elements)
-    window = [n for n in op.args if isinstance(n, int | tuple)]
-    flat = [n for part in window for n in (part if isinstance(part, tuple) else (part,)) if isinstance(n, int)]
-    taps = flat[0] * flat[1] if len(flat) > 1 else 1
-    places = small.n_elements / small.shape[1]
-    return (small.n_elements * taps, small.n_elements, large.n_elements, places * taps, places)
-
-
-def _update(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    """A momentum, or the largest square so far, is one more tensor that is read."""
-    n = graph.tensors[op.reads[0]].n_elements
-    return (n, n * len(op.reads))
-
-
-_FAMILIES: Mapping[str, Callable[[Graph, Op, str], Sequence[float]]] = {
-    "dense": _dense, "conv2d": _conv2d, "pointwise": _pointwise, "depthwise": _depthwise, "depthwise3x3": _depthwise,
-    "max_pool2d": _pool, "avg_pool2d": _pool, "sgd": _update, "adam": _update, "adamw": _update,
-}  # fmt: skip
+    kernel = entry_of(op.kind).c
+    rule = c_features.elements if kernel is None or kernel.features is None else kernel.features
+    return (1.0, *rule(graph, op))

@@ -32,23 +32,9 @@ from dataclasses import dataclass
 
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
+from edgetrain.ops.entry import AlongBatch, entry_of, short_name
 
-_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 _MEAN, _SUM = 1, 2  # torch's numbers of the reductions
-# Losses that reduce by themselves, and where in their arguments they are told how.
-_LOSSES = {
-    "nll_loss_forward": 3, "nll_loss2d_forward": 3, "mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2,
-    "binary_cross_entropy": 3, "soft_margin_loss": 2,
-    "binary_cross_entropy_with_logits": 4,
-}  # fmt: skip
-_REDUCES = {"sum", "mean"}
-# Linear in all that they read. (Views are, too.)
-_LINEAR = {"add", "sub", "rsub", "neg", "clone", "_to_copy", "copy", "stack", "cat", "sum", "mean", "expand", "detach"}
-# What they make depends on the shape of what they read, and on nothing else of it.
-_SHAPE_ALONE = {"ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
-# Read at places that an argument gives, unchecked; where that stands.
-_BY_PLACE = {"_embedding_bag": 2, "_embedding_bag_forward_only": 2}
-_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "norm.statistics", "batch_norm_with_update")
 
 
 @dataclass(frozen=True)
@@ -77,18 +63,18 @@ def inexact(graph: Graph) -> tuple[str, ...]:
     for op in graph.ops:
         where = f" in {op.module}" if op.module else ""
         if op.random:
-            found[f"random numbers{where} ({_short(op)}), which are drawn anew for each micro-batch"] = None
+            found[f"random numbers{where} ({short_name(op.kind)}), which are drawn anew for each micro-batch"] = None
         elif op.phase == "forward" and any(graph.storages[s].role in PERSISTENT for s in op.writes):
             if op.module in norms:  # its running statistics, or the count of its batches
                 found[f"batch norm in training mode{where}"] = None
             else:
-                found[f"a tensor that {_short(op)}{where} changes, once for each micro-batch"] = None
+                found[f"a tensor that {short_name(op.kind)}{where} changes, once for each micro-batch"] = None
     return tuple(found)
 
 
 def batch_norms(graph: Graph) -> tuple[str, ...]:
     """The modules that normalise by the statistics of the batch, running statistics or not."""
-    return tuple(dict.fromkeys(op.module or _short(op) for op in graph.ops if _is_batch_norm(op)))
+    return tuple(dict.fromkeys(op.module or short_name(op.kind) for op in graph.ops if _is_batch_norm(op)))
 
 
 def checks(graph: Graph) -> tuple[Check, ...]:
@@ -97,12 +83,12 @@ def checks(graph: Graph) -> tuple[Check, ...]:
 
 
 def _is_batch_norm(op: Op) -> bool:
-    return _short(op) in _BATCH_NORMS and op.phase == "forward" and not (len(op.args) > 5 and op.args[5] is False)
+    entry = entry_of(op.kind)
+    return entry.along.normalises and op.phase == "forward" and (entry.state is None or entry.state.changes(op.args))
 
 
-def _short(op: Op) -> str:
-    space, _, name = op.kind.partition(".")
-    return name if space == "edgetrain" else name.partition(".")[0]
+def _along(op: Op) -> AlongBatch:
+    return entry_of(op.kind).along
 
 
 def _refused(op: Op, what: str) -> UserError:
@@ -131,7 +117,7 @@ class _Flow:
         found = {self.graph.tensors[t].storage for t in self.graph.sources if begins(t)}
         for _, op in self.ops:
             read = {self.graph.tensors[t].storage for t in op.reads}
-            if (read & found and _short(op) not in _SHAPE_ALONE) or op.random:
+            if (read & found and not _along(op).shape_alone) or op.random:
                 found |= {self.graph.tensors[t].storage for t in op.creates} | set(op.writes)
         return found
 
@@ -140,9 +126,12 @@ class _Flow:
 
     def checks(self) -> Iterator[Check]:
         for number, op in self.ops:
-            labels = op.args[1] if op.kind in _NLL and op.args[3] == _MEAN else None
+            along = _along(op)
+            if along.labels is not None and along.reduction is not None and op.args[along.reduction] == _MEAN:
+                labels, ignored = op.args[along.labels[0]], op.args[along.labels[2]]
+            else:
+                labels = ignored = None
             if isinstance(labels, Ref) and self.depends(labels.tensor):
-                ignored = op.args[4]
                 assert isinstance(ignored, int)
                 yield self._check(number, labels.tensor, ignored)
             counted = self.counted(number)
@@ -152,14 +141,14 @@ class _Flow:
     def counted(self, number: int) -> int | None:
         """The tensor whose sum the op divides by, where that is made of the batch alone: a mask."""
         op = self.graph.ops[number]
-        if _short(op) != "div" or len(op.args) < 2 or not isinstance(op.args[1], Ref):
+        if _along(op).linear != "quotient" or len(op.args) < 2 or not isinstance(op.args[1], Ref):
             return None
         t = op.args[1].tensor
         while self.depends(t) and t in self.maker and self.graph.tensors[t].storage not in self.trained:
             made = self.graph.ops[self.maker[t]]
-            if _short(made) == "sum" and made.kind.endswith(".default"):
+            if _along(made).sums == "sum" and len(made.args) == 1:
                 return made.reads[0]
-            if not (made.view or _short(made) in ("_to_copy", "clone")) or len(made.reads) != 1:
+            if not (made.view or _along(made).copies) or len(made.reads) != 1:
                 return None
             t = made.reads[0]
         return None
@@ -192,7 +181,8 @@ class _Pair:
             for t in op.creates:
                 if len(self.samples(t)) > 1 and self.flow.depends(t):
                     raise _refused(op, "compares samples with each other")
-            places = op.args[_BY_PLACE[_short(op)]] if _short(op) in _BY_PLACE else None
+            at = _along(op).places
+            places = None if at is None else op.args[at]
             if isinstance(places, Ref) and self.flow.depends(places.tensor):
                 raise _refused(op, "reads where an item of the batch says, which holds for the whole batch alone")
             if _is_batch_norm(op):
@@ -238,24 +228,24 @@ class _Pair:
 
     def _linear(self, number: int, op: Op) -> bool:
         """In all that depends on the batch."""
-        name = _short(op)
+        linear = _along(op).linear
         read = [a.tensor for a in op.args if isinstance(a, Ref)]
         by = [self.flow.depends(t) for t in read]
-        if name == "mul":
+        if linear == "product":
             return sum(by) == 1
-        if name == "div" and not op.kind.endswith("_mode"):
+        if linear == "quotient":
             return not any(by[1:]) or self.flow.counted(number) is not None
-        return op.view or name.removesuffix("_") in _LINEAR
+        return op.view or linear == "all"
 
     def _require_reduction(self, op: Op) -> None:
-        name = _short(op)
-        if name in _LOSSES:
-            how = op.args[_LOSSES[name]] if len(op.args) > _LOSSES[name] else _MEAN
-            if op.kind in _NLL and op.args[2] is not None and how == _MEAN:
+        along = _along(op)
+        if along.reduction is not None:
+            how = op.args[along.reduction] if len(op.args) > along.reduction else _MEAN
+            if along.labels is not None and op.args[along.labels[1]] is not None and how == _MEAN:
                 raise _refused(op, "has class weights, so it divides by the weights of the labels that there are")
             if how in (_MEAN, _SUM):
                 return
-        if name not in _REDUCES:
+        if not along.sums:
             raise _refused(op, "takes samples together otherwise than by a sum or a mean")
 
 

@@ -1,6 +1,6 @@
 """What a legal graph is. `verify` states it rule by rule and refuses any other.
 
-Nothing here reads torch: a graph is plain data, and so are its rules. A graph that breaks one was made by a defect of
+Nothing here calls torch: a graph is plain data, and so are its rules. A graph that breaks one was made by a defect of
 edgetrain, or by a file that somebody changed, so the error is an `InternalError` that names the rule.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from edgetrain.arguments import checked
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import BITS, DTYPES, INTEGERS, PERSISTENT, PHASES, ROLES, Graph, Op, Quantization, Tensor
-
-_ACCUMULATE = "edgetrain.accumulate.update"  # as in accumulate.py, which reads this module
+from edgetrain.ops.entry import TRUSTED, entry_of, found
+from edgetrain.ops.update import ACCUMULATE
 
 Rule = Callable[[Graph], Iterator[str]]
 
@@ -29,12 +29,19 @@ def verify(graph: Graph) -> None:
 
 def broken_rules(graph: Graph) -> list[str]:
     """What is wrong with the graph; nothing if it is legal."""
-    rules: tuple[Rule, ...] = (_numbers, _units, _storages, _order, _writes, _ends)
+    rules: tuple[Rule, ...] = (_kinds, _numbers, _units, _storages, _order, _writes, _ends)
     for rule in rules:
         broken = list(rule(graph))
         if broken:
             return broken  # later rules rely on earlier ones, so they are not asked
     return []
+
+
+def _kinds(graph: Graph) -> Iterator[str]:
+    """Ops of PyTorch and of ours, but for those that would read a file; and those that have an entry here."""
+    for kind in dict.fromkeys(op.kind for op in graph.ops):
+        if not entry_of(kind).legal or (kind.partition(".")[0] not in TRUSTED and found(kind) is None):
+            yield f"an op is of kind {kind}, which may not stand in a graph here: no entry is registered for it"
 
 
 def _numbers(graph: Graph) -> Iterator[str]:
@@ -156,7 +163,7 @@ def _writes(graph: Graph) -> Iterator[str]:
             yield f"{op.name} does not say which parameter of the optimizer it updates"
         if op.view and op.writes:
             yield f"{op.name} is a view and changes something"
-        if (op.phase == "update") != (op.kind.startswith("edgetrain.") and op.kind.endswith(".update")):
+        if (op.phase == "update") != (entry_of(op.kind).update is not None):
             yield f"{op.name} of kind {op.kind} stands in phase {op.phase}"
 
 
@@ -171,8 +178,8 @@ def _ends(graph: Graph) -> Iterator[str]:
         parameter, gradient = graph.tensors[p], graph.tensors[g]
         if parameter.shape != gradient.shape or not _types_fit(parameter, gradient):
             yield f"the gradient of {parameter.name} is {gradient}, the parameter {parameter}"
-    summed = [op.reads[1] for op in graph.ops if op.kind == _ACCUMULATE]
-    updated = [op.reads[0] for op in graph.ops if op.phase == "update" and op.kind != _ACCUMULATE]
+    summed = [op.reads[1] for op in graph.ops if op.kind == ACCUMULATE]
+    updated = [op.reads[0] for op in graph.ops if op.phase == "update" and op.kind != ACCUMULATE]
     if summed and sorted(summed) != sorted(graph.gradients.values()):
         yield "what is accumulated is not the gradients"
     if (updated or not summed) and sorted(updated) != sorted(graph.gradients):

@@ -28,12 +28,13 @@ import torch
 from numpy.typing import NDArray
 
 from edgetrain import files
-from edgetrain.costs.work import work
 from edgetrain.errors import UserError
 from edgetrain.files import explained, write_atomic
 from edgetrain.graph.ir import PHASES, Graph, Phase
 from edgetrain.measure.record import Fields, read_json, read_whole
 from edgetrain.native.marks import Marks as Marker
+from edgetrain.ops.entry import entry_of, work
+from edgetrain.ops.other import WAIT
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
@@ -56,7 +57,9 @@ class OpRun:
     why:         "first": for the first time in this micro-batch; "recomputed": again; "paged": no op, a wait for a
                  transfer to storage or back.
     micro_batch: its number, from 0.
-    flops, read_bytes, written_bytes: what the op does (costs/work.py); of a wait, the bytes that are transferred.
+    flops, read_bytes, written_bytes: what the op does (ops/work.py); of a wait, the bytes that are transferred.
+    kernel:      which of the op's kernels runs it, where it is not the first.
+    category:    of the op, in reports.
     """
 
     name: str
@@ -68,6 +71,12 @@ class OpRun:
     flops: int
     read_bytes: int
     written_bytes: int
+    kernel: str = ""
+    category: str = ""
+
+    @property
+    def shown_kind(self) -> str:
+        return f"{self.kind} by {self.kernel}" if self.kernel else self.kind
 
 
 @dataclass(frozen=True)
@@ -219,9 +228,11 @@ def _run(graph: Graph, plan: Plan, place: int, number: int, done: set[int]) -> O
     assert isinstance(action, Compute)
     op, does = graph.ops[action.op], work(graph, graph.ops[action.op])
     why: Why = "recomputed" if action.op in done else "first"
+    kernel = plan.kernel_of(action, again=action.op in done)
     done.add(action.op)
     return OpRun(
-        op.name, op.kind, op.module, op.phase, why, number, does.flops, does.read_bytes, does.written_bytes
+        op.name, op.kind, op.module, op.phase, why, number, does.flops, does.read_bytes, does.written_bytes, kernel,
+        entry_of(op.kind).category,
     )  # fmt: skip
 
 
@@ -229,7 +240,7 @@ def _wait(graph: Graph, storage: int, number: int, before: Sequence[OpRun]) -> O
     name = next(tensor.name for tensor in graph.tensors if tensor.storage == storage)
     n_bytes = graph.storages[storage].n_bytes
     phase: Phase = before[-1].phase if before else "forward"
-    return OpRun(f"wait for {name}", "edgetrain.page.wait", "", phase, "paged", number, 0, n_bytes, 0)
+    return OpRun(f"wait for {name}", WAIT, "", phase, "paged", number, 0, n_bytes, 0)
 
 
 def _timeline(ops: tuple[OpRun, ...], rows: Sequence[NDArray[np.int64]], left_out: int) -> Timeline:
@@ -264,11 +275,15 @@ def load_timeline(folder: Path) -> Timeline | None:
 
 
 def _op_from(data: Fields) -> OpRun:
-    counts = {name: data.get(name, int) for name in ("micro_batch", "flops", "read_bytes", "written_bytes")}
-    for name, value in counts.items():
+    names = ("micro_batch", "flops", "read_bytes", "written_bytes")
+    counts = [data.get(name, int) for name in names]
+    for name, value in zip(names, counts, strict=True):
         if not 0 <= value < 2**63:
             raise data.wrong(name, "a number from 0 on", str(value)[:60])
+    micro_batch, flops, read_bytes, written_bytes = counts
+    kernel, category = (data.get(name, str) if name in data.values else "" for name in ("kernel", "category"))
     return OpRun(
         data.get("name", str), data.get("kind", str), data.get("module", str),
-        cast(Phase, data.choice("phase", PHASES)), cast(Why, data.choice("why", get_args(Why))), **counts,
+        cast(Phase, data.choice("phase", PHASES)), cast(Why, data.choice("why", get_args(Why))), micro_batch, flops,
+        read_bytes, written_bytes, kernel, category,
     )  # fmt: skip

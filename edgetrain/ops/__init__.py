@@ -1,0 +1,67 @@
+"""What is known of each kind of op, and how ops are executed.
+
+`register(Entry(…), kind)` tells edgetrain of an op of your own: docs/adding.md.
+"""
+
+from edgetrain.ops import (
+    activation,
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    loss,
+    matmul,
+    normalisation,
+    other,
+    pool,
+    random,
+    reduce,
+    shape,
+    update,
+)
+from edgetrain.ops.c import CKernel, CSource, Scene
+from edgetrain.ops.entry import (
+    GRAD_INPUT,
+    IN_PLACE,
+    OUT,
+    TORCH,
+    AlongBatch,
+    Entry,
+    Kernel,
+    Limits,
+    Overwrite,
+    State,
+    entry_of,
+    register,
+    unregister,
+)
+from edgetrain.ops.work import Work, done, each, moves
+
+FAMILIES = (
+    activation, attention, convolution, elementwise, indexing, loss, matmul, normalisation, other, pool, random, reduce,
+    shape, update,
+)  # fmt: skip
+
+__all__ = [
+    "FAMILIES",
+    "GRAD_INPUT",
+    "IN_PLACE",
+    "OUT",
+    "TORCH",
+    "AlongBatch",
+    "CKernel",
+    "CSource",
+    "Entry",
+    "Kernel",
+    "Limits",
+    "Overwrite",
+    "Scene",
+    "State",
+    "Work",
+    "done",
+    "each",
+    "entry_of",
+    "moves",
+    "register",
+    "unregister",
+]

@@ -11,15 +11,8 @@ from dataclasses import replace
 import torch
 
 from edgetrain.graph.ir import Op
-from edgetrain.ops.call import resolve
-
-# Kernels that update the running statistics named by these arguments while they train; without them they compute the
-# same results and leave the statistics alone.
-_STATISTICS = {
-    "aten.native_batch_norm.default": (3, 4),
-    "aten.cudnn_batch_norm.default": (3, 4),
-    "edgetrain.norm.statistics": (1, 2),
-}
+from edgetrain.ops.call import kernel_of, resolve
+from edgetrain.ops.entry import entry_of
 
 
 def replay(op: Op) -> Op | None:
@@ -29,20 +22,21 @@ def replay(op: Op) -> Op | None:
     """
     if op.view:
         return op
-    if op.phase != "forward" or (op.random and not _takes_generator(op)):
+    entry = entry_of(op.kind)
+    if op.phase != "forward" or not entry.reruns or (op.random and not _takes_generator(op)):
         return None
     if not op.writes:
         return op
-    places = _STATISTICS.get(op.kind)
-    trains = op.kind == "edgetrain.norm.statistics" or (len(op.args) > 5 and op.args[5] is True)
-    if places is None or not trains or len(op.writes) != len(places):
+    state = entry.state
+    if state is None or not state.changes(op.args) or len(op.writes) != len(state.arguments):
         return None
-    args = tuple(None if position in places else value for position, value in enumerate(op.args))
+    args = tuple(None if position in state.arguments else value for position, value in enumerate(op.args))
     return replace(op, args=args, writes=())
 
 
 def _takes_generator(op: Op) -> bool:
-    if op.kind.startswith("edgetrain."):
+    kernel = kernel_of(op.kind)
+    if kernel is None or kernel.run is not None:
         return False  # our own draw from no generator of torch's
     return any(argument.name == "generator" for argument in resolve(op.kind)._schema.arguments)  # type: ignore[attr-defined]
 

@@ -21,11 +21,16 @@ from typing import Any, Protocol, TypeGuard
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.graph.capture import optimizers
-from edgetrain.graph.ir import Graph
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE
+from edgetrain.graph.ir import Graph, Op
 from edgetrain.native.surely import at_once
+from edgetrain.ops import c_features
+from edgetrain.ops.c import CKernel, CSource, Scene, called
+from edgetrain.ops.entry import Entry, Kernel, Update, own
+from edgetrain.ops.settings import check_settings, overlaps
+from edgetrain.ops.work import each
 from edgetrain.ranges import Range, shown
+
+ACCUMULATE = "edgetrain.accumulate.update"
 
 State = MutableMapping[str, Any]
 
@@ -52,7 +57,7 @@ class Settings:
 
 
 def settings(kind: str, group: dict[str, Any], number: int = 0) -> Settings:
-    optimizers.check_settings(kind, number, group)
+    check_settings(kind, number, group)
     common = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"], "maximize": group["maximize"]}
     if kind == "sgd":
         return Settings(**common, momentum=group["momentum"], dampening=group["dampening"], nesterov=group["nesterov"])
@@ -105,7 +110,7 @@ def check_state(kind: str, p: torch.Tensor, state: State, given: Settings) -> No
         there = state.get(key)
         if not _is_like(there, p):
             raise _misfit(p, f"{key} of the same shape, type and device: {_described(p)}", _described(there))
-        if there.data_ptr() == p.data_ptr() or (there.stride() != p.stride() and optimizers.overlaps(there)):
+        if there.data_ptr() == p.data_ptr() or (there.stride() != p.stride() and overlaps(there)):
             raise _misfit(p, f"{key} in memory of its own", "one whose numbers share memory, or are the parameter's")
     if kind != "sgd":
         step = state.get("step")
@@ -250,4 +255,42 @@ def accumulate(
         total.add_(g, alpha=state["weight"])
 
 
-KERNELS: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adam, "accumulate": accumulate}
+# ---- entries
+
+
+def kind_of(optimizer: str) -> str:
+    """The kind of op that updates by an optimizer: sgd, adam or adamw."""
+    return f"edgetrain.{optimizer}.update"
+
+
+def _group(op: Op) -> int:
+    group = dict(op.kwargs)["group"]
+    assert isinstance(group, int)
+    return group
+
+
+def _sgd(s: Scene, op: Op) -> list[str]:
+    w, g = map(s.name, op.reads[:2])
+    buffer = s.name(op.reads[2]) if len(op.reads) > 2 else "NULL"
+    n, first = s.graph.tensors[op.reads[0]].n_elements, "step_number == 1" if s.fresh else "0"
+    return called("sgd_update", [w, g, buffer, n, f"&settings[{_group(op)}]", first])
+
+
+def _adam(s: Scene, op: Op) -> list[str]:
+    w, g, mean, square, *largest, step = map(s.name, op.reads)
+    n = s.graph.tensors[op.reads[0]].n_elements
+    return called("adam_update", [w, g, mean, square, *(largest or ["NULL"]), step, n, f"&settings[{_group(op)}]"])
+
+
+_SGD = CKernel(CSource("sgd", (), ("numbers",)), _sgd, c_features.update)
+_ADAM = CKernel(CSource("adam", (), ("numbers",)), _adam, c_features.update)
+for _name, _kernel, _flops, _c in (
+    ("sgd", sgd, 6, _SGD), ("adam", adam, 14, _ADAM), ("adamw", adam, 14, _ADAM), ("", accumulate, 2, None),
+):  # fmt: skip
+    own(
+        Entry(
+            kernels=(Kernel("torch", _kernel),), category="update", raises="never", work=each(_flops), c=_c,
+            update=Update(_name, rounds_on_gpu=_kernel is adam),
+        ),
+        f"{_name or 'accumulate'}.update",
+    )  # fmt: skip

@@ -23,6 +23,7 @@ from edgetrain.arguments import checked
 from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops.call import cannot_fail
+from edgetrain.ops.entry import entry_of
 from edgetrain.plan.lifetimes import persistent_bytes, schedule, timeline
 from edgetrain.plan.order import in_order
 from edgetrain.plan.plan import Action, Exact, Item, Plan, Updates, Workspace
@@ -99,6 +100,7 @@ def plan_with(graph: Graph, plan: Plan, actions: tuple[Action, ...]) -> Plan:
 
 def exactness(graph: Graph, exact: Exact) -> Exact:
     """On a GPU plain PyTorch's Adam takes many tensors at once and rounds otherwise than ours."""
-    adam = any(op.kind.startswith("edgetrain.adam") for op in graph.ops)
+    updates = (entry_of(op.kind).update for op in graph.ops)
+    adam = any(update is not None and update.rounds_on_gpu for update in updates)
     on_gpu = any(s.device != "cpu" for s in graph.storages)
     return "rounding" if adam and on_gpu and exact == "bitwise" else exact

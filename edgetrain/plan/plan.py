@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from edgetrain import files, saved
-from edgetrain.costs.table import WAYS, Origin, Way
+from edgetrain.costs.table import WAYS, Kernels, Origin, Way
 
 SCHEMA = 2
 Exact = Literal["bitwise", "rounding", "no"]
@@ -84,6 +84,7 @@ class Plan:
     time_s, energy_j: predicted from the costs that it was planned with, which were measured or modelled (`origin`);
              `bound` says how far from the best it can be. None where the costs do not tell.
     note:    what else there is to say of it: why nothing is paged, for instance.
+    kernels: which kernel of its entry runs an op in each way, where it is not the first.
     """
 
     planner: str
@@ -101,6 +102,7 @@ class Plan:
     origin: Origin | None = None
     bound: Bound | None = None
     note: str = ""
+    kernels: Kernels = field(default_factory=dict)
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -127,6 +129,11 @@ class Plan:
         """The ops that run again, in order, once for each time."""
         seen: set[int] = set()
         return tuple(op for op in self.order if op in seen or seen.add(op))  # type: ignore[func-returns-value]
+
+    def kernel_of(self, action: Compute, *, again: bool) -> str:
+        """The kernel that runs the op; "" for the first one of its entry."""
+        way: Way = "over" if action.into is not None else "again" if again else "first"
+        return self.kernels.get(way, {}).get(action.op, "")
 
     @property
     def gap(self) -> float | None:
@@ -191,6 +198,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "keep_all_time_s": plan.keep_all_time_s,
         "bound": None if plan.bound is None else [plan.bound.time_s, plan.bound.schedules, plan.bound.energy_j],
         "note": plan.note,
+        "kernels": {way: {str(op): name for op, name in names.items()} for way, names in plan.kernels.items()},
     }
 
 
@@ -233,7 +241,15 @@ def from_json(data: dict[str, Any]) -> Plan:
         keep_all_time_s=_amount(data["keep_all_time_s"]),
         bound=None if data["bound"] is None else _bound(*data["bound"]),
         note=str(data["note"]),
+        kernels=_kernels(data.get("kernels", {})),
     )
+
+
+def _kernels(data: Any) -> Kernels:
+    """Plans that were saved before there were several kernels name none."""
+    if not set(data) <= set(WAYS) or not all(type(name) is str for names in data.values() for name in names.values()):
+        raise ValueError("kernels holds something else than names of kernels")
+    return {way: {int(op): name for op, name in names.items()} for way, names in data.items()}
 
 
 def _bound(time_s: Any, schedules: Any, energy_j: Any) -> Bound:

@@ -23,6 +23,7 @@ from typing import Any
 from edgetrain import child, ranges
 from edgetrain.arguments import checked
 from edgetrain.closest import unknown
+from edgetrain.costs.kernels import fastest
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
@@ -99,6 +100,7 @@ def plan(
     check_planner(planner)
     ranges.number("time_limit_s", time_limit_s, ranges.SECONDS)
     aim = aim_of(costs, budget, planner, page=page)
+    costs = fastest(graph, costs, exact)
     task = problem(graph, costs, updates or keep_all(graph).updates)
     memory_bytes, left = budget.memory_bytes, None
     if budget.process_memory_bytes is not None:

@@ -148,7 +148,7 @@ class Problem:
         timing = play(self.graph, plain.schedule, self.costs)
         return replace(
             plain, time_s=timing.time_s, energy_j=timing.energy_j, keep_all_time_s=self.keep_all_time_s, bound=bound,
-            origin=self.costs.origin,
+            origin=self.costs.origin, kernels=self.costs.kernels,
         )  # fmt: skip
 
 

@@ -32,12 +32,13 @@ import torch
 from edgetrain.costs import calls
 from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a_trace
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
-from edgetrain.costs.work import Work, work
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op, Ref
 from edgetrain.measure.sensors.room import require_room, room_bytes
 from edgetrain.native import arena
+from edgetrain.ops.entry import entry_of, work
 from edgetrain.ops.update import overwrites_gradient
+from edgetrain.ops.work import Work
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import plan_with
 from edgetrain.plan.lifetimes import overwrites, persistent_bytes, timeline
@@ -160,7 +161,7 @@ def _workspace(graph: Graph, number: int, of: Work) -> int:
     if op.view or of.kind == "nothing":
         return 0
     touched = sum(graph.storages[s].n_bytes for s in {graph.tensors[t].storage for t in (*op.reads, *op.creates)})
-    if op.kind.startswith("edgetrain.") or overwrites(graph, number):
+    if entry_of(op.kind).frugal or overwrites(graph, number):
         return touched // 4 + _SMALL_BYTES
     if of.kind not in ("conv", "depthwise"):
         return touched + _SMALL_BYTES
@@ -193,7 +194,7 @@ def with_workspaces(graph: Graph, plan: Plan) -> tuple[Plan, Costs | None]:
 def beside_bytes(graph: Graph, op: Op) -> int:
     """What a kernel takes from malloc and not from PyTorch's allocator, so that no arena serves it: the gradient of a
     convolution's input lays out the columns of one sample, and of one group, in each thread. 0 where it is little."""
-    if op.kind != "aten.convolution_backward.default" or op.outputs[0] is None or _by_onednn(graph, op):
+    if not entry_of(op.kind).columns or op.outputs[0] is None or _by_onednn(graph, op):
         return 0
     ref = op.args[1]
     assert isinstance(ref, Ref)
@@ -221,7 +222,7 @@ class _Workspaces:
             if not (convolution or of.kind == "elementwise") or (not convolution and overwrites(graph, number)):
                 continue
             n_bytes = _workspace(graph, number, of)
-            if n_bytes >= (LARGE_BYTES if convolution else VERY_LARGE_BYTES) and not op.kind.startswith("edgetrain."):
+            if n_bytes >= (LARGE_BYTES if convolution else VERY_LARGE_BYTES) and not entry_of(op.kind).frugal:
                 self.most[number] = n_bytes
                 if of.columns_bytes >= LARGE_BYTES and not _by_onednn(graph, op):
                     self.laid_out.add(number)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from edgetrain.costs.table import Way
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph, Op
-from edgetrain.ops.call import overwritable
+from edgetrain.ops.call import kernel_of, overwritable
 from edgetrain.ops.replay import replay
 from edgetrain.plan.plan import RANDOM_STATE_BYTES, Compute, Free, PageIn, PageOut, Plan
 
@@ -62,7 +62,23 @@ class Validator:
                 expected=f"graph {self.graph.key}", received=f"a plan for {plan.graph_key}",
                 next_step="plan again for this graph",
             )  # fmt: skip
+        for way, names in plan.kernels.items():
+            for number, name in names.items():
+                self._check_kernel(plan, way, number, name)
         _Play(self, plan).run()
+
+    def _check_kernel(self, plan: Plan, way: Way, number: int, name: str) -> None:
+        if not 0 <= number < len(self.graph.ops):
+            raise InternalError(f"not a legal plan: it names a kernel for op {number}, which is not there")
+        op, tensors = self.graph.ops[number], self.graph.tensors
+        kernel, read = kernel_of(op.kind, name), tuple(tensors[t] for t in op.reads)
+        if kernel is None or not kernel.takes(read) or (way == "over" and not kernel.over):
+            raise UserError(
+                f"this plan runs {op.name} ({op.kind}) by the kernel {name}, which is not there for its tensors",
+                next_step="plan again, with the modules imported that register it",
+            )
+        if plan.exact == "bitwise" and kernel.exact != "bitwise":
+            raise InternalError(f"not a legal plan: the kernel {name} of {op.name} rounds, and the plan is bitwise")
 
 
 class _Play:

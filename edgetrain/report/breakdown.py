@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,31 +22,11 @@ from numpy.typing import NDArray
 from edgetrain.measure.attributed import Attributed, Group
 from edgetrain.measure.record import Origin
 from edgetrain.measure.timeline import OpRun, Timeline
+from edgetrain.ops.entry import Category, entry_of
 
 Floats = NDArray[np.float64]
 
-CATEGORIES = (
-    "convolution", "matrix product", "normalisation", "activation", "elementwise", "pooling and reduction", "loss",
-    "copy and layout", "update", "wait for storage", "other",
-)  # fmt: skip
-_WORDS = (
-    ("page.wait", "wait for storage"), ("update", "update"), ("batch_norm", "normalisation"),
-    ("layer_norm", "normalisation"), ("group_norm", "normalisation"), ("norm.", "normalisation"),
-    ("conv", "convolution"), ("log_softmax", "loss"), ("nll_loss", "loss"), ("cross_entropy", "loss"),
-    ("mse_loss", "loss"), ("softmax", "activation"), ("addmm", "matrix product"), ("bmm", "matrix product"),
-    ("mm.", "matrix product"), ("matmul", "matrix product"), ("attention", "matrix product"),
-    ("linear", "matrix product"), ("lstm", "matrix product"), ("relu", "activation"), ("hardtanh", "activation"),
-    ("gelu", "activation"), ("silu", "activation"), ("swish", "activation"), ("sigmoid", "activation"),
-    ("tanh", "activation"), ("threshold", "activation"), ("dropout", "activation"),
-    ("pool", "pooling and reduction"), ("sum", "pooling and reduction"), ("mean", "pooling and reduction"),
-    ("amax", "pooling and reduction"), ("clone", "copy and layout"), ("copy", "copy and layout"),
-    ("cat.", "copy and layout"), ("stack", "copy and layout"), ("embedding", "copy and layout"),
-    ("select", "copy and layout"), ("slice", "copy and layout"), ("gather", "copy and layout"),
-    ("index", "copy and layout"), ("pad", "copy and layout"), ("transpose", "copy and layout"),
-    ("mul", "elementwise"), ("add", "elementwise"), ("sub", "elementwise"), ("div", "elementwise"),
-    ("where", "elementwise"), ("bernoulli", "elementwise"), ("pow", "elementwise"), ("sqrt", "elementwise"),
-    ("exp", "elementwise"), ("neg", "elementwise"), ("fill", "elementwise"),
-)  # fmt: skip
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 @dataclass(frozen=True)
@@ -87,9 +68,14 @@ class Row:
         return self.n_bytes / self.time_s if self.n_bytes and self.time_s > 0 else None
 
 
-def category(kind: str) -> str:
+def category(kind: str) -> Category:
     """What sort of work an op is, for its colour."""
-    return next((found for word, found in _WORDS if word in kind), "other")
+    return entry_of(kind).category
+
+
+def category_of(op: OpRun) -> Category:
+    """As the run tells it, which knew the ops that others had registered there."""
+    return next((known for known in CATEGORIES if known == op.category), category(op.kind))
 
 
 def by_phase(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
@@ -104,7 +90,7 @@ def by_layer(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
 
 
 def by_kind(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
-    return rows(timeline, lambda op, _: op.kind, energy)
+    return rows(timeline, lambda op, _: op.shown_kind, energy)
 
 
 def by_op(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:

@@ -23,7 +23,7 @@ from edgetrain.graph.ir import PHASES
 from edgetrain.measure.attributed import Attributed
 from edgetrain.measure.picture import Picture
 from edgetrain.measure.timeline import Timeline, Why
-from edgetrain.report.breakdown import CATEGORIES, category
+from edgetrain.report.breakdown import CATEGORIES, category_of
 from edgetrain.report.run import Run
 from edgetrain.report.summary import clip
 from edgetrain.report.tracks import TITLES, Track, drawn, thinned, within
@@ -105,12 +105,12 @@ def _ops(timeline: Timeline, number: int, places: Sequence[int], texts: _Texts) 
     return {
         "place": list(places),
         "name": [texts.number(op.name) for op in ops],
-        "kind": [texts.number(op.kind) for op in ops],
+        "kind": [texts.number(op.shown_kind) for op in ops],
         "module": [texts.number(op.module) for op in ops],
         "phase": [PHASES.index(op.phase) for op in ops],
         "why": [get_args(Why).index(op.why) for op in ops],
         "part": [op.micro_batch for op in ops],
-        "category": [CATEGORIES.index(category(op.kind)) for op in ops],
+        "category": [CATEGORIES.index(category_of(op)) for op in ops],
         "begin": _short((timeline.begin_ns[number, places] - first) / 1e3, 9),
         "time": _short((timeline.end_ns[number, places] - timeline.begin_ns[number, places]) / 1e3, 9),
         "middle": _short(middle),

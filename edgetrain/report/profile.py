@@ -26,7 +26,7 @@ from edgetrain.report.breakdown import (
     by_layer,
     by_op,
     by_phase,
-    category,
+    category_of,
 )
 from edgetrain.report.numbers import MISSING, between, number, quantity, scale
 from edgetrain.report.run import Run
@@ -111,7 +111,7 @@ def _legend(timeline: Timeline) -> str:
     total = max(float(timeline.step_s.mean()), 1e-12)
     sums = np.zeros(len(CATEGORIES))
     for op, time_s in zip(timeline.ops, times, strict=True):
-        sums[CATEGORIES.index(category(op.kind))] += time_s
+        sums[CATEGORIES.index(category_of(op))] += time_s
     entries = [
         f'<li><i class="c{place}"></i>{CATEGORIES[place]} '
         f'<span class="soft">{_percent(sums[place] / total)}</span></li>'

@@ -84,7 +84,7 @@ def _ops(run: Run) -> Iterator[Iterable[object]]:
     for row in sorted(by_op(run.timeline, run.energy), key=lambda row: row.places):
         op, energy = run.timeline.ops[row.places[0]], row.energy
         yield (
-            row.places[0], op.name, op.kind, op.module, op.phase, op.why, op.micro_batch, row.time_s, row.low_s,
+            row.places[0], op.name, op.shown_kind, op.module, op.phase, op.why, op.micro_batch, row.time_s, row.low_s,
             row.high_s, op.flops, op.read_bytes, op.written_bytes,
             *((energy.amount_j, energy.low_j, energy.high_j, energy.origin, energy.merged) if energy else (None,) * 5),
         )  # fmt: skip

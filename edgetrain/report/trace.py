@@ -159,7 +159,7 @@ def _told(run: Run, timeline: Timeline) -> list[Event]:
     found = []
     for place, op in enumerate(timeline.ops):
         told: dict[str, Any] = {
-            "kind": clip(op.kind), "layer": clip(op.module), "why": op.why, "flops": op.flops,
+            "kind": clip(op.shown_kind), "layer": clip(op.module), "why": op.why, "flops": op.flops,
             "read_bytes": op.read_bytes, "written_bytes": op.written_bytes,
         }  # fmt: skip
         group = owner.get(place)

@@ -18,7 +18,6 @@ from torch import nn
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import optimizers
 from edgetrain.graph.ir import Graph, Op, Source, Tensor
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.ops import update
 from edgetrain.run.undo import Undo
 
@@ -39,12 +38,12 @@ class Binding:
         """The updates of the graph are those of this optimizer, parameter by parameter and state by state."""
         trained = {one.path: one for one in optimizers.trained(self.optimizer)}
         for op in updates:
-            if op.kind == ACCUMULATE:
+            if op.kind == update.ACCUMULATE:
                 continue
             one = trained.get("{}.{}".format(*place_of_update(op)))
             steps = ("step",) if one is not None and one.counts_steps else ()
             keys = {self.graph.sources[t].path.rpartition(".")[2] for t in op.reads[2:]}
-            if one is None or keys != {*one.state_keys, *steps} or op.kind != f"edgetrain.{self.kind}.update":
+            if one is None or keys != {*one.state_keys, *steps} or op.kind != update.kind_of(self.kind):
                 raise _other("optimizer", f"{op.kind} of {self.graph.tensors[op.reads[0]].name}, with {sorted(keys)}")
 
     def binder(self, t: int) -> Callable[[], torch.Tensor]:
@@ -98,7 +97,7 @@ class Binding:
         states: list[update.State] = []
         fresh: list[bool] = []
         for op in updates:
-            if op.kind == ACCUMULATE:
+            if op.kind == update.ACCUMULATE:
                 states.append({"weight": weight})
                 fresh.append(starts)
                 continue
@@ -129,7 +128,7 @@ class Binding:
     def note_updated(self, updates: Sequence[Op], undo: Undo) -> None:
         """All that the updates change, to be taken back."""
         for op in updates:
-            if op.kind == ACCUMULATE:
+            if op.kind == update.ACCUMULATE:
                 continue
             parameter = self.parameter(op)
             undo.note(parameter)

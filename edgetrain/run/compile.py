@@ -46,7 +46,6 @@ import torch
 
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
@@ -293,7 +292,7 @@ class Words:
         self.table |= {"check": self.norm.check, "note_norm": self.norm.note}
         self.functions: dict[str, str] = {}
         self.values: dict[Value, str] = {}
-        self.calls: dict[tuple[Compute, bool, bool], tuple[str, ...]] = {}
+        self.calls: dict[tuple[Compute, bool, bool, str], tuple[str, ...]] = {}
         self.codes: dict[str, CodeType] = {}
         self.whole = whole_tensors(graph)
         self.storage = [tensor.storage for tensor in graph.tensors]
@@ -323,29 +322,29 @@ class Words:
         """Compile, before a step runs, what the rest of one may be made of: the ops as they come in the plan, and those
         that can run again."""
         for number in self.replayable:
-            self._ready(Compute(number), again=True)
+            self._ready(plan, Compute(number), again=True)
         done: set[int] = set()
         for action in plan.schedule:
             if isinstance(action, Compute):
-                self._ready(action, again=action.op in done)
+                self._ready(plan, action, again=action.op in done)
                 done.add(action.op)
 
-    def _ready(self, action: Compute, *, again: bool) -> None:
+    def _ready(self, plan: Plan, action: Compute, *, again: bool) -> None:
         op = self.graph.ops[action.op]
         draws = not again and op.random and action.op in self.replayable
-        for line in self.call(action, again=again, draws=draws) if op.phase != "update" else ():
+        for line in self.call(plan, action, again=again, draws=draws) if op.phase != "update" else ():
             self.compiled(line)
 
-    def call(self, action: Compute, *, again: bool, draws: bool) -> tuple[str, ...]:
+    def call(self, plan: Plan, action: Compute, *, again: bool, draws: bool) -> tuple[str, ...]:
         """The lines that run an op other than an update. draws: it keeps the generator's state, to draw again."""
-        key = (action, again, draws)
+        key = (action, again, draws, plan.kernel_of(action, again=again))
         if key not in self.calls:
-            self.calls[key] = tuple(self._call_lines(action, again=again, draws=draws))
+            self.calls[key] = tuple(self._call_lines(*key))
         return self.calls[key]
 
-    def _call_lines(self, action: Compute, *, again: bool, draws: bool) -> Iterator[str]:
+    def _call_lines(self, action: Compute, again: bool, draws: bool, kernel: str) -> Iterator[str]:
         op = self.graph.ops[action.op]
-        note = self._note(op, " again" if again else "")
+        note = self._note(op, (" again" if again else "") + (f" by {_comment(kernel)}" if kernel else ""))
         if again:
             op = _again(op)
         elif draws:
@@ -354,14 +353,13 @@ class Words:
             # All of it: the op may change any part of it, through a view.
             yield from (f"    undo.note(t{t})" for t in self.noted.get(storage, ()))
         extra = f", generator=g{action.op}.clone_state()" if again and op.random else ""
-        yield f"    {self._assign(op)}{self._call(action, op, extra)}{note}"
+        yield f"    {self._assign(op)}{self._call(action, op, kernel, extra)}{note}"
         if None in op.outputs and op.creates:
             yield "    del _"  # a result that nobody reads
 
     def update(self, number: int, *, guarded: bool) -> str:
         op = self.graph.ops[number]
-        name = op.kind.split(".")[1]
-        function = self._function(op.kind, lambda: update.KERNELS[name])
+        function = self._function(op.kind, lambda: call.resolve(op.kind))
         p, g = op.reads[:2]
         slot, scratch, undo = self.slot[number], number in self.scratch, "undo" if guarded else "None"
         group = int(dict(op.kwargs)["group"])  # type: ignore[arg-type]  # verify has seen that it is a number
@@ -402,21 +400,12 @@ class Words:
     def _device(self, op: Op) -> str:
         return self.graph.storages[self.graph.tensors[op.creates[0]].storage].device
 
-    def _call(self, action: Compute, op: Op, extra: str) -> str:
-        kind, args, kwargs = op.kind, list(op.args), dict(op.kwargs)
-        if action.into is not None:
-            target = overwritten(self.graph, action)
-            kind, swap = call.in_place(op, target)
-            if swap:
-                args[0], args[1] = args[1], args[0]
-            keyword = call.keyword_of(kind)
-            if keyword is not None:
-                extra += f", {keyword}=t{target}"
-        if beside_bytes(self.graph, op):
-            function = self._function(f"tight {kind}", lambda: _tight(call.resolve(kind)))
-        else:
-            function = self._function(kind, lambda: call.resolve(kind))
-        given = [self._text(a) for a in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
+    def _call(self, action: Compute, op: Op, kernel: str, extra: str) -> str:
+        target = None if action.into is None else overwritten(self.graph, action)
+        find, run = call.kernel_and_op(op, target, kernel)
+        tight = beside_bytes(self.graph, op) > 0
+        function = self._function(f"{tight} {run.kind} {kernel}", lambda: _tight(find) if tight else find)
+        given = [self._text(a) for a in run.args] + [f"{key}={self._text(value)}" for key, value in run.kwargs]
         return f"{function}({', '.join(given)}{extra})"
 
     def _function(self, kind: str, find: Callable[[], Any]) -> str:
@@ -504,7 +493,7 @@ class _Writer:
             op = self.graph.ops[action.op]
             if op.phase != "update":
                 self._ran(action, op)
-            elif op.kind != ACCUMULATE:
+            elif op.kind != update.ACCUMULATE:
                 self.held_back = self.plan.updates != "guarded"
 
     def _ran(self, action: Compute, op: Op) -> None:
@@ -524,7 +513,7 @@ class _Writer:
             op = self.graph.ops[action.op]
             if op.phase == "update" and self.rehearse:
                 return
-            changes = op.phase == "update" and op.kind != ACCUMULATE
+            changes = op.phase == "update" and op.kind != update.ACCUMULATE
             if changes and self.plan.updates != "guarded" and not self.held_back:
                 self.held_back = True
                 yield None, "    interrupt.hold()"
@@ -579,7 +568,7 @@ class _Writer:
             return
         if action.into is not None:
             yield from self._noting(overwritten(self.graph, action), at)
-        yield from self.words.call(action, again=again, draws=not again and action.op in self.drawn_again)
+        yield from self.words.call(self.plan, action, again=again, draws=not again and action.op in self.drawn_again)
         if action.into is not None:
             self.stop = Stop(at + 1)
             yield from self._free(action.into)

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from edgetrain.arguments import checked
+from edgetrain.costs.kernels import running
 from edgetrain.costs.table import Costs
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.capture import foretold, optimizers
@@ -214,6 +215,7 @@ class CompiledStep:
                 next_step='plan with updates="early", "guarded" or "together", or give it to et.export',
             )
         self.graph, self.plan = graph, plan
+        costs = None if costs is None else running(costs, plan.kernels)
         self._watch = watch
         self.falls: list[Fall] = []
         self.beside_bytes = 0

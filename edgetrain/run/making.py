@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from edgetrain import child
-from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.measured import measure_costs, measure_kernels
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.graph.by_value import rounds_otherwise
@@ -389,7 +389,8 @@ class StepMaker:
             )  # fmt: skip
         if options.keeps_all:
             doing("looking at what kernels take")
-            return with_workspaces(graph, plain)
+            kernels = measure_kernels(graph, exact, use_cache=options.use_cache)
+            return with_workspaces(graph, replace(plain, kernels=kernels))
         if memory_bytes is not None:
             room = self._room_bytes(graph, min(memory_bytes, plain.peak_bytes) - plain.persistent_bytes)
             most_bytes = room if most_bytes is None else min(most_bytes, room)

@@ -9,7 +9,6 @@ Looked at only when a step fails, so it costs a good one nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -17,33 +16,20 @@ import torch
 
 from edgetrain import ops
 from edgetrain.errors import UserError
-from edgetrain.graph.ir import Graph, Op, Ref, Value
+from edgetrain.graph.ir import Graph, Op
 from edgetrain.native.surely import surely
 from edgetrain.ops import call
+from edgetrain.ops.entry import Limits, entry_of
 
 # What kernels raise.
 OF_KERNELS = (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 _NO_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "out of memory")
 _FOLDERS = (str(Path(torch.__file__).parent), str(Path(ops.__file__).parent))
-_LABEL, _TOKEN, _INDEX = "label", "token", "index"
-_AT_DIM = ("gather", "index_select", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add",
-           "scatter_reduce")  # fmt: skip
-_FROM_THE_END = ("index", "index_put", "index_fill", "take", "put")  # which count -1, -2, … from there
 
 
 class Refused(UserError):
     """A kernel refused the values that it was given; the step was taken back. (Its class is one of the type of the
     kernel's error, too.)"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """Values that an argument of an op may have, from low to high. what: it is, in words."""
-
-    tensor: int
-    low: float
-    high: float
-    what: str
 
 
 def by_kernel(error: BaseException, trace: TracebackType | None, op: Op) -> bool:
@@ -71,7 +57,8 @@ def refused(
 ) -> UserError:
     """inputs: by tensor of the graph. next_step: what to do where it is not the values that are refused."""
     kind, where = _kind_of(type(error)), f"module {op.module}" if op.module else "the loss"
-    for limits in _limits(graph, op):
+    rule = entry_of(op.kind).limits
+    for limits in () if rule is None else rule(graph, op):
         try:
             found = _wrong(graph, op, limits, inputs)
         except Exception:  # what the values are made of is refused, too
@@ -88,54 +75,26 @@ def refused(
 
 
 def _wrong(
-    graph: Graph, op: Op, limits: _Limits, inputs: Mapping[int, torch.Tensor]
+    graph: Graph, op: Op, limits: Limits, inputs: Mapping[int, torch.Tensor]
 ) -> tuple[str, dict[str, str]] | None:
     """What is wrong with the values of an argument, as far as they are made of the batch alone."""
     values, items = _from_batch(graph, graph.ops.index(op), limits.tensor, inputs)
     outside = values[~((values >= limits.low) & (values <= limits.high))]
-    if limits.what == _LABEL and len(op.args) > 4 and isinstance(op.args[4], int):
-        outside = outside[outside != op.args[4]]  # which is ignored
+    ignored = None if limits.ignored is None or limits.ignored >= len(op.args) else op.args[limits.ignored]
+    if isinstance(ignored, int):
+        outside = outside[outside != ignored]
     if not outside.numel():
         return None
-    article = "an" if limits.what == _INDEX else "a"
+    article = "an" if limits.what == "index" else "a"
     given = graph.tensors[limits.tensor].storage in {graph.tensors[t].storage for t in inputs}
     subject = f"item {items} of the batch holds {article} {limits.what}"
-    many = "indices" if limits.what == _INDEX else f"{limits.what}s"
-    counts = limits.what in (_LABEL, _TOKEN, _INDEX)
+    many = "indices" if limits.what == "index" else f"{limits.what}s"
+    counts = limits.what in ("label", "token", "index")
     return subject if given else f"item {items} of the batch is made into {article} {limits.what}", {
         "expected": f"numbers from {limits.low} to {limits.high}",
         "received": f"{outside[0].item()}, {outside.numel()} such in all",
         "next_step": f"correct this batch, or build the model for more {many}" if counts else "correct this batch",
     }
-
-
-def _limits(graph: Graph, op: Op) -> Iterator[_Limits]:
-    """Of the arguments of ops that are known to look at them."""
-    name, args = op.kind.split(".")[1].strip("_"), op.args
-    if op.kind.partition(".")[0] != "aten":
-        return
-    if name == "binary_cross_entropy":
-        yield from (_Limits(at.tensor, 0, 1, what) for at, what in zip(args[:2], ("probability", "target"), strict=True)
-                    if isinstance(at, Ref))  # fmt: skip
-    shape = graph.tensors[args[0].tensor].shape if args and isinstance(args[0], Ref) else ()
-
-    def counts(value: Value, what: str, count: int, low: int = 0) -> Iterator[_Limits]:
-        if isinstance(value, Ref):
-            yield _Limits(value.tensor, -count if name in _FROM_THE_END else low, count - 1, what)
-
-    if name in ("nll_loss_forward", "multi_margin_loss", "multilabel_margin_loss_forward"):
-        yield from counts(args[1], _LABEL, shape[-1], -1 if name.startswith("multilabel") else 0)
-    elif name == "nll_loss2d_forward":
-        yield from counts(args[1], _LABEL, shape[1])
-    elif name in ("embedding", "embedding_bag", "embedding_bag_forward_only", "embedding_renorm"):
-        yield from counts(args[1], _TOKEN, shape[0])
-    elif name in _AT_DIM and isinstance(args[1], int):
-        yield from counts(args[2], _INDEX, shape[args[1]] if shape else 1)
-    elif name in ("take", "put"):
-        yield from counts(args[1], _INDEX, graph.tensors[op.reads[0]].n_elements)
-    elif name in ("index", "index_put") and isinstance(args[1], tuple):
-        for value, count in zip(args[1], shape, strict=False):
-            yield from counts(value, _INDEX, count)
 
 
 def _from_batch(graph: Graph, at: int, t: int, inputs: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, str]:

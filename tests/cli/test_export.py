@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from edgetrain.firmware import export as export_module
 from edgetrain.firmware import kernels
 from tests.cli.commands import Run, commands
 from tests.helpers.keyword_files import write_keywords
@@ -85,7 +84,7 @@ def test_a_wrong_kernel_ends_with_an_exit_code(run: Run, monkeypatch: pytest.Mon
     source = planted / "max_pool2d.c"
     assert "+= *dy++;" in source.read_text()
     source.write_text(source.read_text().replace("+= *dy++;", "+= *dy++ * 1.0001f;"))
-    monkeypatch.setattr(export_module, "FOLDER", planted)
+    monkeypatch.setattr(kernels, "FOLDER", planted)
     code, _, err = run(*words("small", "linux-x86_64", "--check", 1))
     assert code == 1
     assert "tensors of the firmware are wrong" in err

@@ -10,7 +10,8 @@ import pytest
 
 from edgetrain import Costs, Plan
 from edgetrain.cli.plan import _parts
-from edgetrain.cli.plan_study import _block, _short
+from edgetrain.cli.plan_study import _block
+from edgetrain.ops.entry import short_name
 from edgetrain.plan.budget import show_bytes
 from tests.cli.commands import Run, commands
 
@@ -187,6 +188,6 @@ def test_words_for_modules_ops_and_parts() -> None:
     assert _block("features.2.conv.0.1") == "features.2"
     assert _block("encoder.layer.11.output") == "encoder.layer.11"
     assert (_block("conv1"), _block("")) == ("conv1", "")
-    assert (_short("aten.add.Tensor"), _short("edgetrain.norm.apply")) == ("add", "norm.apply")
+    assert (short_name("aten.add.Tensor"), short_name("edgetrain.norm.apply")) == ("add", "norm.apply")
     assert _parts("4") == (1.0, 0.75, 0.5, 0.25)
     assert _parts("0.3, 0.5") == (0.5, 0.3)

@@ -12,11 +12,12 @@ from torch import nn
 import edgetrain as et
 from edgetrain.costs.model import Rates, held, resident_bytes, store
 from edgetrain.costs.table import Costs
-from edgetrain.costs.work import Work, work
 from edgetrain.devices.device import Device, Quantity, load
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.ops.call import overwritable
+from edgetrain.ops.entry import work
+from edgetrain.ops.work import Work
 from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.timing import play
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.ops import update
+from edgetrain.ops.call import resolve
 from edgetrain.run.undo import Undo
 from tests.helpers.plain import bits, relative_error
 
@@ -46,7 +47,7 @@ class Ours:
     def step(self, g: Tensor, *, scratch: bool = False, undo: Undo | None = None) -> None:
         given = update.settings(self.kind, self.group)
         fresh = update.make_state(self.kind, self.p, self.state, given)
-        update.KERNELS[self.kind](self.p, g, self.state, given, fresh, scratch, undo)
+        resolve(update.kind_of(self.kind))(self.p, g, self.state, given, fresh, scratch, undo)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"parameter": self.p} | self.state

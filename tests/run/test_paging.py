@@ -385,7 +385,7 @@ class Failing:
 
     def _around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self.calls += kernel not in update.KERNELS.values()  # which nothing may interrupt
+            self.calls += kernel not in (update.sgd, update.adam, update.accumulate)  # which nothing may interrupt
             if self.calls - 1 == self.at:
                 raise Fault
             return kernel(*args, **kwargs)

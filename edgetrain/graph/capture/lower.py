@@ -25,18 +25,13 @@ from typing import Any
 
 import torch
 
-from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture import foretold, kinds
 from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain, refs_in
 from edgetrain.graph.capture.value_checks import is_check, refuses_values
 from edgetrain.graph.ir import Op, Ref, Role, Tensor, Value, replace_refs
 from edgetrain.graph.rewrite.builder import Builder
 from edgetrain.graph.rewrite.dead_ops import live
-
-aten = torch.ops.aten
-
-# Losses whose kernel computes all elements into its result, reduces them, and shrinks the result to a scalar that still
-# holds the storage of all elements.
-_OVERSIZED = ("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy", "aten::soft_margin_loss")
+from edgetrain.ops.entry import entry_of_function
 
 
 def lower(recorder: Recorder, keep: Sequence[int], names: dict[int, tuple[str, Role]]) -> Lowering:
@@ -80,7 +75,7 @@ def _live_calls(recording: Recording, keep: Iterable[int], persistent: set[int])
 def _split_convolutions(calls: list[RawCall]) -> Iterator[RawCall]:
     """Gradient of weight and bias first: then the layer's input can go before the gradient of the input comes."""
     for call in calls:
-        if call.func is not aten.convolution_backward.default:
+        if call.func is not kinds.CONVOLUTION_BACKWARD:
             yield call
             continue
         for part in ((False, True, True), (True, False, False)):
@@ -147,7 +142,7 @@ def _new_instead(recorder: Recorder, call: RawCall) -> Any | None:
 
 def _fills_storage(fake: torch.Tensor) -> bool:
     """Is it all of its storage? A new tensor in the place of a part would have another size and offset."""
-    dense = bool(aten.is_non_overlapping_and_dense.default(fake))
+    dense = bool(kinds.IS_DENSE(fake))
     return dense and fake.untyped_storage().nbytes() == fake.numel() * fake.element_size()
 
 
@@ -229,7 +224,7 @@ class Lowering(Builder):
             )
         )
 
-        if func._schema.name in _OVERSIZED and outputs[0] is not None and self.tensors[outputs[0]].shape == ():
+        if entry_of_function(func).oversized and outputs[0] is not None and self.tensors[outputs[0]].shape == ():
             self._shrink(call, name)
 
     def _shrink(self, call: RawCall, name: str) -> None:
@@ -243,7 +238,7 @@ class Lowering(Builder):
         self.storages[at] = dataclasses.replace(self.storages[at], n_bytes=elements * item)
         self.storage_of.pop(self.recording.storage(raw))
         small = self._tensor(raw, f"{name}.value", self._storage(raw, "activation"))
-        self.ops.append(Op(f"{name}.value", "aten.clone.default", (Ref(large),), (), (small,), call.phase, call.module))
+        self.ops.append(Op(f"{name}.value", str(kinds.CLONE), (Ref(large),), (), (small,), call.phase, call.module))
 
     def _output(self, raw: int | None, name: str, position: int, call: RawCall, role: Role) -> int | None:
         if raw is None:
@@ -254,7 +249,7 @@ class Lowering(Builder):
         return self._tensor(raw, label, self._storage(raw, role))
 
     def _is_idle_clone(self, call: RawCall) -> bool:
-        if call.func is not aten.clone.default or not isinstance(call.args[0], RawRef):
+        if call.func is not kinds.CLONE or not isinstance(call.args[0], RawRef):
             return False
         source, copy = call.args[0].tensor, call.outputs[0]
         if copy is None or self.recording.fakes[source].stride() != self.recording.fakes[copy].stride():
@@ -293,11 +288,11 @@ class Lowering(Builder):
 
 
 def _hardtanh_reads_result(ops: list[Op], tensors: Sequence[Tensor]) -> list[Op]:
-    result_of = {(op.args[0], _limits(op)): op for op in ops if op.kind == "aten.hardtanh.default"}
+    result_of = {(op.args[0], _limits(op)): op for op in ops if op.kind == kinds.HARDTANH}
     changed = {storage for op in ops for storage in op.writes}
     readers: Counter[int] = Counter(t for op in ops if op.phase == "backward" for t in op.reads)
     for number, op in enumerate(ops):
-        if op.kind != "aten.hardtanh_backward.default" or not isinstance(op.args[1], Ref):
+        if op.kind != kinds.HARDTANH_BACKWARD or not isinstance(op.args[1], Ref):
             continue
         forward = result_of.get((op.args[1], op.args[2:4]))
         if forward is None or forward.outputs[0] is None or tensors[forward.outputs[0]].storage in changed:

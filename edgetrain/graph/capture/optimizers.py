@@ -24,7 +24,8 @@ from torch.optim import optimizer as of_torch
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Op, Ref, Source
 from edgetrain.graph.rewrite.builder import Builder
-from edgetrain.ranges import Range, shown
+from edgetrain.ops import update
+from edgetrain.ops.settings import check_settings, overlaps, rounds, state_keys
 
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(types.__file__).parent)
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
@@ -73,7 +74,7 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
     found = []
     for g, group in enumerate(optimizer.param_groups):
         _check_group(kind, g, group)
-        keys = _state_keys(kind, group)
+        keys = state_keys(kind, group)
         found += [
             Trained(g, i, p, keys, counts_steps=kind != "sgd") for i, p in enumerate(group["params"]) if p.requires_grad
         ]
@@ -97,7 +98,7 @@ def add_update(builder: Builder, kind: str, trained: Trained, parameter: int, gr
     builder.add_op(
         Op(
             name=kind,
-            kind=f"edgetrain.{kind}.update",
+            kind=update.kind_of(kind),
             args=(Ref(parameter), Ref(gradient), *(Ref(t) for t in state.values())),
             kwargs=(("group", trained.group), ("index", trained.index)),
             outputs=(),
@@ -114,78 +115,7 @@ def structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     kind = kind_of(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         check_settings(kind, number, group)
-    return (kind, *((_state_keys(kind, group), rounds(kind, group)) for group in optimizer.param_groups))
-
-
-def rounds(kind: str, group: dict[str, Any]) -> bool:
-    """Whether plain PyTorch's update of this group differs from a step's in the last bits: it has one kernel for all
-    parameters (fused), or computes with a setting in float32 that is a tensor or a number of NumPy's."""
-    if group.get("fused"):
-        return True
-    if kind == "sgd":
-        return not isinstance(group["dampening"], int | float)
-    settings = (group["lr"], group["eps"], group["weight_decay"], *group["betas"])
-    return not all(isinstance(value, int | float) for value in settings)
-
-
-_ANY = Range(-1e30, 1e30, whole=False)
-_NOT_NEGATIVE = Range(0, 1e30, whole=False)
-_SETTINGS: dict[str, dict[str, Range]] = {
-    "sgd": {"lr": _NOT_NEGATIVE, "momentum": _NOT_NEGATIVE, "dampening": _ANY, "weight_decay": _NOT_NEGATIVE},
-    "adam": {"lr": _NOT_NEGATIVE, "eps": _NOT_NEGATIVE, "weight_decay": _NOT_NEGATIVE},
-}
-_SETTINGS["adamw"] = _SETTINGS["adam"]
-_FLAGS = {"sgd": ("maximize", "nesterov"), "adam": ("maximize", "amsgrad"), "adamw": ("maximize", "amsgrad")}
-
-
-def check_settings(kind: str, number: int, group: dict[str, Any]) -> None:
-    """Refuse settings of a parameter group that no update can be made with; they may have changed since the last."""
-    for name in (*_SETTINGS[kind], *_FLAGS[kind], *(("betas",) if kind != "sgd" else ())):
-        if name not in group:
-            raise UserError(
-                f"parameter group {number} of the {kind} optimizer has no setting {name}",
-                expected=", ".join((*_SETTINGS[kind], *_FLAGS[kind])), received=", ".join(map(shown, group)),
-                next_step="load the state of the same kind of optimizer, or start with a fresh one",
-            )  # fmt: skip
-    for name, allowed in _SETTINGS[kind].items():
-        _check_setting(kind, number, name, group[name], allowed)
-    for option in ("differentiable", "capturable"):
-        if group.get(option):
-            raise UserError(
-                f"parameter group {number} asks for {option}=True, which a captured step cannot honour",
-                next_step=f"make the optimizer without {option}",
-            )
-    if kind == "adamw" and not group.get("decoupled_weight_decay", True):
-        raise _no_setting(kind, number, "decoupled_weight_decay", "True, as AdamW has it", False)
-    if kind != "sgd":
-        betas = group["betas"]
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise _no_setting(kind, number, "betas", "two numbers, from 0 to below 1", betas)
-        for beta in betas:
-            _check_setting(kind, number, "betas", beta, _BETA)
-
-
-_BETA = Range(0, 1 - 2**-53, whole=False)
-
-
-def _check_setting(kind: str, number: int, name: str, value: object, allowed: Range) -> None:
-    plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta else value
-    if plain not in allowed:
-        expected = "a number from 0 to below 1" if allowed is _BETA else str(allowed)
-        raise _no_setting(kind, number, name, expected, value)
-
-
-def _no_setting(kind: str, number: int, name: str, expected: str, received: object) -> UserError:
-    return UserError(
-        f"{name} of parameter group {number} of the {kind} optimizer cannot be that",
-        expected=expected, received=shown(received), next_step=f"set optimizer.param_groups[{number}][{name!r}]",
-    )  # fmt: skip
-
-
-def _state_keys(kind: str, group: dict[str, Any]) -> tuple[str, ...]:
-    if kind == "sgd":
-        return ("momentum_buffer",) if group["momentum"] != 0 else ()
-    return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+    return (kind, *((state_keys(kind, group), rounds(kind, group)) for group in optimizer.param_groups))
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
@@ -249,14 +179,3 @@ def _check_group(kind: str, number: int, group: dict[str, Any]) -> None:
             "memory (meta), or numbers that share memory with each other",
             expected="dense real parameters",
         )
-
-
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two numbers of the tensor lie in the same place, as in an expanded one: it cannot be updated in place."""
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < reach:
-                return True
-            reach += stride * (size - 1)
-    return False

@@ -32,22 +32,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.capture import batches, foretold
+from edgetrain.graph.capture import batches, foretold, kinds
 from edgetrain.graph.capture.observe import paused
 from edgetrain.graph.capture.recording_signals import RecordingSignals
 from edgetrain.graph.capture.value_checks import is_check, values_checked
 from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
+from edgetrain.ops.entry import entry_of_function
 
 aten = torch.ops.aten
 
-# Kernels that change running statistics without saying so in their schema: kind → positions of what they change.
-_HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
-_HIDDEN_WRITES_TRAINING = 5  # position of their `training` flag
 _ATOMS: tuple[tuple[AtomSort, type], ...] = (
     ("dtype", torch.dtype), ("memory_format", torch.memory_format), ("layout", torch.layout), ("device", torch.device),
 )  # fmt: skip
-_DEVICE = torch.ops.prim.device.default
-_LIKE = (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
 
 
 @dataclass(frozen=True)
@@ -343,7 +339,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):
+        if func is kinds.DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # autograd asks for it several times at each of its nodes
         self._signals.deliver()
         with paused():
@@ -352,17 +348,17 @@ class Recorder(TorchDispatchMode):
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
+        if func in kinds.LIFTS:
             return self._lift(args[0])
         args, kwargs = self._swap(args), self._swap(kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._turn_in_place(func, args, kwargs)
-        if self._relaid and func in _LIKE and "memory_format" not in kwargs and foretold.is_channels_last(args[0]):
+        if self._relaid and func in kinds.LIKE and "memory_format" not in kwargs and foretold.is_channels_last(args[0]):
             # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
             # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         asked = self._refs(args), self._refs(kwargs)
-        if func is aten.detach.default or func is aten.alias.default:
+        if func in kinds.SAME:
             result = foretold.result_of(func, args, kwargs)
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
@@ -404,10 +400,10 @@ class Recorder(TorchDispatchMode):
         The tensor keeps its number under a copy of its old shape; the object gets the number of the view.
         """
         target = args[0]
-        if func is aten.detach_.default:
+        if func is kinds.DETACH_IN_PLACE:
             return target
         number, view = self._number(target), out_of_place(func)
-        if func.overloadpacket is aten.set_:
+        if func.overloadpacket is kinds.EXCHANGES:
             raise exchanged(self._path(number) or f"a tensor of shape {tuple(target.shape)}")
         is_view = view is not None and view._schema.returns[0].alias_info is not None
         if not is_view or self.outlive_step([target])[0] or any(target is fake for fake in self._inputs):
@@ -416,7 +412,7 @@ class Recorder(TorchDispatchMode):
                 "cannot follow that",
                 next_step=f"use the form that gives a new tensor: {func._schema.name.split('::')[1].rstrip('_')}",
             )
-        before = aten.alias.default(target)
+        before = kinds.ALIAS(target)
         func(*args, **kwargs)
         self.recording.fakes[number] = before
         self._number_of[id(before)] = number
@@ -601,7 +597,7 @@ def place_in_memory(tensor: torch.Tensor) -> Place:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+    return bool(kinds.IS_DENSE(tensor))
 
 
 def _asked_for(func: Any, args: tuple[Any, ...], results: list[Any]) -> list[bool]:
@@ -618,9 +614,9 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from (v for v in (value if isinstance(value, list | tuple) else (value,)) if v is not None)
-    name = func._schema.name.removeprefix("aten::")
-    if name in _HIDDEN_WRITES and args[_HIDDEN_WRITES_TRAINING]:
-        yield from (args[i] for i in _HIDDEN_WRITES[name] if args[i] is not None)
+    state = entry_of_function(func).state
+    if state is not None and state.changes(args):  # which its schema may not say
+        yield from (args[i] for i in state.arguments if i < len(args) and args[i] is not None)
 
 
 def trace_backward(recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:

@@ -37,7 +37,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from edgetrain import child, ranges
 from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
-from edgetrain.graph.capture import batches, foretold, optimizers
+from edgetrain.graph.capture import batches, foretold, kinds, optimizers
 from edgetrain.graph.capture.counters import unwatch_values
 from edgetrain.graph.capture.lower import Lowering, lower
 from edgetrain.graph.capture.made import made_of_numbers, put_in_place
@@ -56,6 +56,7 @@ from edgetrain.graph.ir import Graph, Role, Source, from_json, to_json
 from edgetrain.graph.rewrite.clip import clip
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
+from edgetrain.ops.entry import entry_of_function
 
 Loss = Callable[..., torch.Tensor]
 MemoryFormat = Literal["preserve", "channels_last"]
@@ -555,15 +556,16 @@ class _Capture:
             if (
                 call.phase == "backward"
                 and torch.Tag.nondeterministic_seeded in call.func.tags
-                and "dropout" not in str(call.func)
+                and kinds.NO_DRAWS not in str(call.func)
             ):
                 raise random_backward(where, str(call.func))
 
     def _refuse_labels(self) -> None:
         """Tracing lets int32 labels pass, which the kernels then refuse in the middle of a step."""
         for call in self.recorder.recording.calls:
-            if call.func in (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default):
-                dtype = self.recorder.recording.fakes[call.args[1].tensor].dtype
+            labels = entry_of_function(call.func).along.labels
+            if labels is not None:
+                dtype = self.recorder.recording.fakes[call.args[labels[0]].tensor].dtype
                 if dtype not in (torch.int64, torch.uint8):
                     raise ExampleRefused("the loss", received=f"class labels of type {dtype}", next_step=_LABELS)
 

@@ -23,19 +23,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from edgetrain.ops.entry import entry_of_function
+
 aten = torch.ops.aten
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 _SMALLEST_WINDOW = 1e-11  # as in istft
-# Kernels that refuse values which a batch may well hold: indices, labels, probabilities, matrices.
-_REFUSING = {
-    "embedding", "_embedding_bag", "_embedding_bag_forward_only", "nll_loss_forward", "nll_loss2d_forward",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "binary_cross_entropy", "gather", "index", "index_select",
-    "index_add", "index_copy", "index_fill", "index_reduce", "index_put", "take", "put", "scatter", "scatter_add",
-    "scatter_reduce", "masked_scatter", "repeat_interleave", "segment_reduce", "searchsorted", "max_unpool2d",
-    "max_unpool3d", "_linalg_eigh", "_linalg_svd", "linalg_eig", "linalg_inv_ex", "linalg_cholesky_ex", "cholesky",
-    "cholesky_inverse", "lu_unpack", "histc",
-}  # fmt: skip
 
 
 @contextmanager
@@ -53,7 +46,7 @@ def values_checked() -> Iterator[None]:
 
 def refuses_values(func: Any) -> bool:
     """A forward pass calls it for what it refuses, even where nothing reads what it gives."""
-    return is_check(func) or func._schema.name.partition("::")[2].rstrip("_") in _REFUSING
+    return is_check(func) or entry_of_function(func).raises == "for values"
 
 
 def is_check(func: Any) -> bool:

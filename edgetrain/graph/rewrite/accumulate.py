@@ -27,8 +27,8 @@ from dataclasses import replace
 from edgetrain.graph.ir import INTEGERS, Graph, Op, Ref, Source, Tensor
 from edgetrain.graph.rewrite.builder import Builder
 from edgetrain.graph.rewrite.clip import clip
+from edgetrain.ops.update import ACCUMULATE
 
-ACCUMULATE = "edgetrain.accumulate.update"
 _SUM = "gradient_sum"
 
 

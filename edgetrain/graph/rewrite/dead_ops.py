@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from edgetrain.graph.ir import PERSISTENT, Op
 from edgetrain.graph.rewrite.builder import Builder
+from edgetrain.ops.entry import entry_of
 
 Call = TypeVar("Call")
 
@@ -34,12 +35,14 @@ def live(
 
 
 def remove_dead_ops(builder: Builder) -> None:
-    """Keep what makes outputs and gradients, changes what lasts, draws random numbers, or checks a value."""
+    """Keep what makes outputs and gradients, changes what lasts, draws random numbers, or refuses values."""
     storage = [tensor.storage for tensor in builder.tensors]
     lasts = [s.role in PERSISTENT for s in builder.storages]
 
     def must_run(op: Op) -> bool:
-        return op.random or not (op.creates or op.writes) or any(lasts[s] for s in op.writes)
+        refuses = op.phase == "forward" and entry_of(op.kind).raises == "for values"
+        checks = not (op.creates or op.writes)
+        return op.random or refuses or checks or any(lasts[s] for s in op.writes)
 
     builder.ops = live(
         builder.ops,

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 import edgetrain as et
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, from_json, to_json
-from edgetrain.graph.rewrite.accumulate import ACCUMULATE, accumulates_only, accumulating, accumulators, ending
+from edgetrain.graph.rewrite.accumulate import accumulates_only, accumulating, accumulators, ending
 from edgetrain.graph.verify import verify
+from edgetrain.ops.update import ACCUMULATE
 
 SAMPLES, PART = 12, 4
 

@@ -69,9 +69,10 @@ def test_a_gradient_is_needed_as_an_output_is() -> None:
     assert [op.name for op in builder.ops] == ["cos_1", "sin_1"]
 
 
-def test_what_lasts_draws_or_checks_is_kept() -> None:
+def test_what_lasts_draws_checks_or_refuses_is_kept() -> None:
     builder = step()
     builder.outputs = [add(builder, "cos", 0)]
+    add(builder, "gather", 0)
     add(builder, "bernoulli", 0, random=True)
     builder.add_op(
         Op("add_", "aten.add_.Tensor", (Ref(1), Ref(add(builder, "sin", 0))), (), (), "forward", writes=(1,))
@@ -79,7 +80,7 @@ def test_what_lasts_draws_or_checks_is_kept() -> None:
     builder.add_op(Op("check", "aten._assert_async.default", (Ref(add(builder, "tan", 0)),), (), (), "forward"))
     add(builder, "exp", 0)
     remove_dead_ops(builder)
-    assert names(builder) == ["cos_1", "bernoulli_1", "sin_1", "add__1", "tan_1", "check_1"]
+    assert names(builder) == ["cos_1", "gather_1", "bernoulli_1", "sin_1", "add__1", "tan_1", "check_1"]
 
 
 def test_a_write_into_what_passes_is_kept_for_whoever_reads_it() -> None:

@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import edgetrain as et
 from edgetrain import zoo
-from edgetrain.costs.work import KINDS, Work, work
 from edgetrain.graph.ir import Graph
 from edgetrain.ops import norm
+from edgetrain.ops.entry import work
+from edgetrain.ops.work import KINDS, Work
 
 COUNTED = ("conv", "depthwise", "dense")
 
