@@ -22,7 +22,7 @@ from edgetrain.errors import EdgetrainError, Infeasible, InternalError, UserErro
 from edgetrain.firmware.export import Project, export
 from edgetrain.firmware.lower import lower_for_firmware
 from edgetrain.graph.capture.training import capture, capture_inference
-from edgetrain.graph.ir import Graph
+from edgetrain.graph.files import Graph
 from edgetrain.graph.verify import verify
 from edgetrain.measure.profile import Profile, profile
 from edgetrain.plan.budget import Budget

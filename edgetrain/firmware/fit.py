@@ -19,10 +19,11 @@ from functools import partial
 from edgetrain.errors import Infeasible
 from edgetrain.firmware.arena import arena_of
 from edgetrain.firmware.instructions import firmware_costs
-from edgetrain.firmware.lowering import WORD_BYTES, live_ops
+from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.firmware.target import OWN_BYTES, Target, keep, paged_bytes
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref
-from edgetrain.graph.rewrite.fuse import compact
+from edgetrain.graph.rewrite.builder import Builder
+from edgetrain.graph.rewrite.dead_ops import remove_dead_ops
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.lifetimes import persistent_bytes
@@ -258,15 +259,15 @@ def training_only(graph: Graph, parameters: set[int]) -> Graph:
         first = op.args[0] if op.args else None
         return op.phase != "update" or (isinstance(first, Ref) and first.tensor in parameters)
 
-    smaller = replace(
-        graph,
-        ops=tuple(op for op in graph.ops if wanted(op)),
-        gradients={p: g for p, g in graph.gradients.items() if p in parameters},
-    )
-    smaller = replace(smaller, ops=live_ops(smaller))
-    read = {graph.tensors[t].storage for op in smaller.ops for t in op.reads}
-    sources = {t: s for t, s in graph.sources.items() if graph.role(t) != "state" or graph.tensors[t].storage in read}
-    return compact(replace(smaller, sources=sources))
+    builder = Builder(graph)
+    builder.ops = [op for op in graph.ops if wanted(op)]
+    builder.gradients = {p: g for p, g in graph.gradients.items() if p in parameters}
+    remove_dead_ops(builder)
+    read = {graph.tensors[t].storage for op in builder.ops for t in op.reads}
+    builder.sources = {
+        t: s for t, s in graph.sources.items() if graph.role(t) != "state" or graph.tensors[t].storage in read
+    }
+    return builder.build(compact=True)
 
 
 # ---- flash

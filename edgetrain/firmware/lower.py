@@ -41,14 +41,14 @@ from edgetrain.firmware.lowering import (
     Rules,
     Slice,
     as_float,
-    contiguous,
     identifier,
     nhwc,
     same_in_memory,
 )
 from edgetrain.graph.ir import Graph, Op, Ref, Value
+from edgetrain.graph.rewrite.builder import contiguous
 from edgetrain.graph.rewrite.fuse import fuse_batch_norm
-from edgetrain.graph.verify import verify
+from edgetrain.names import take_free_name
 
 RULES = Rules()
 
@@ -65,9 +65,7 @@ def lower_for_firmware(graph: Graph, model: nn.Module | None = None) -> Graph:
     named = () if model is None else model.named_modules()
     # A composite module says nothing of an op of its own.
     layers = {path: type(module).__name__ for path, module in named if not any(module.children())}
-    lowered = Lowering(fuse_batch_norm(_channels_last(graph)), _all_rules(), layers).run()
-    verify(lowered)
-    return lowered
+    return Lowering(fuse_batch_norm(_channels_last(graph)), _all_rules(), layers).run()
 
 
 def _channels_last(graph: Graph) -> Graph:
@@ -94,7 +92,7 @@ def _activation(w: Lowering, op: Op) -> None:
         kind, limits = "clamp", (*op.args[1:3], *(-1, 1)[len(op.args) - 1 :])
     x = w.arg(0)
     y = w.forward_result(kind, w.shape(x))
-    w.add(f"edgetrain.{kind}.forward", (Ref(x), *map(as_float, limits)), (y,))
+    w.call(f"edgetrain.{kind}.forward", (Ref(x), *map(as_float, limits)), (y,))
     w.before[y] = x
     w.gives(0, y)
 
@@ -113,7 +111,7 @@ def _activation_backward(w: Lowering, op: Op) -> None:
     dy, y = w.arg(0), w.arg(1)
     dx = w.gradient_of(w.before_or(y))
     limits = map(as_float, op.args[2:4]) if kind == "clamp" else ()
-    w.add(f"edgetrain.{kind}.backward", (Ref(dy), Ref(y), *limits), (dx,))
+    w.call(f"edgetrain.{kind}.backward", (Ref(dy), Ref(y), *limits), (dx,))
     w.gives(0, dx)
 
 
@@ -125,7 +123,7 @@ def _add(w: Lowering, op: Op) -> None:
     if w.shape(a) != w.shape(b):
         raise w.refuse("a sum of tensors of different shapes has no kernel")
     y = w.forward_result("add", w.shape(a)) if op.phase == "forward" else w.result("d_sum", w.shape(a))
-    w.add("edgetrain.add.forward", (Ref(a), Ref(b)), (y,))
+    w.call("edgetrain.add.forward", (Ref(a), Ref(b)), (y,))
     w.gives(0, y)
 
 
@@ -135,7 +133,7 @@ def _count(w: Lowering, op: Op) -> None:
     number = op.args[1]
     if w.tensors[target].dtype != "int64" or w.shape(target) != () or not isinstance(number, int):
         raise w.refuse("a tensor that is changed in place has no kernel")
-    w.add("edgetrain.counter.add", (Ref(target), number), (), writes=(w.tensors[target].storage,))
+    w.call("edgetrain.counter.add", (Ref(target), number), (), writes=(w.tensors[target].storage,))
 
 
 # ---- layouts
@@ -164,9 +162,9 @@ def _view(w: Lowering, op: Op) -> None:
     x = w.in_order(value.tensor if isinstance(value, Dense) else w.dense(old.tensor))
     tensor = w.tensors[x]
     stride = nhwc(shape) if len(shape) == 4 and same_in_memory(shape) else contiguous(shape)
-    w.tensors.append(replace(tensor, name=w.unique(f"{identifier(tensor.name)}_view"), shape=shape, stride=stride))
-    made = len(w.tensors) - 1
-    w.add("aten.view.default", (Ref(x), shape), (made,), view=True)
+    name = take_free_name(f"{identifier(tensor.name)}_view", w.names)
+    made = w.add_tensor(replace(tensor, name=name, shape=shape, stride=stride))
+    w.call("aten.view.default", (Ref(x), shape), (made,), view=True)
     w.before[made] = x
     w.gives(0, made)
 
@@ -192,7 +190,7 @@ def _concat(w: Lowering, op: Op) -> None:
         raise w.refuse("tensors that are joined along something else than channels have no kernel")
     parts = [w.dense(ref.tensor) for ref in op.args[0] if isinstance(ref, Ref)]
     y = w.forward_result("concat", shape)
-    w.add("edgetrain.concat.forward", tuple(Ref(part) for part in parts), (y,))
+    w.call("edgetrain.concat.forward", tuple(Ref(part) for part in parts), (y,))
     w.gives(0, y)
 
 
@@ -211,7 +209,7 @@ def _bernoulli(w: Lowering, op: Op) -> None:
     shape, keep = w.graph.tensors[op.outputs[0]].shape, op.args[1]
     w.counts["masks"] = number = w.counts.get("masks", 0) + 1
     mask = w.result(f"mask_{number}", shape, "uint8")
-    w.add("edgetrain.dropout.mask", (as_float(keep), number), (mask,))
+    w.call("edgetrain.dropout.mask", (as_float(keep), number), (mask,))
     w.value[op.outputs[0]] = Mask(mask, as_float(keep), divided=as_float(keep) == 1.0)
 
 
@@ -224,7 +222,7 @@ def _multiply(w: Lowering, op: Op) -> None:
         raise w.refuse("a mask that is no dropout's has no kernel")
     t = w.arg(0)
     y = w.forward_result("dropout", w.shape(t)) if op.phase == "forward" else w.result("d_dropout", w.shape(t))
-    w.add("edgetrain.dropout.apply", (Ref(t), Ref(mask.tensor), mask.keep), (y,))
+    w.call("edgetrain.dropout.apply", (Ref(t), Ref(mask.tensor), mask.keep), (y,))
     w.before[y] = t
     w.gives(0, y)
 
@@ -255,7 +253,7 @@ def _nll_loss(w: Lowering, op: Op) -> None:
     mean = _mean_or_sum(w, op.args[3])
     loss = w.result("loss", ())
     logs = w.result("log_probabilities", w.shape(value.logits))
-    w.add("edgetrain.softmax_cross_entropy.forward", (Ref(value.logits), Ref(labels), mean), (loss, logs))
+    w.call("edgetrain.softmax_cross_entropy.forward", (Ref(value.logits), Ref(labels), mean), (loss, logs))
     ref = op.args[0]
     assert isinstance(ref, Ref)
     w.value[ref.tensor] = replace(value, made=logs)
@@ -277,7 +275,7 @@ def _log_softmax_backward(w: Lowering, op: Op) -> None:
         raise w.refuse("the logarithm of a softmax outside of a cross-entropy has no kernel")
     dx = w.gradient_of(value.logits)
     args = (Ref(value.made), Ref(flows.labels), flows.mean)
-    w.add("edgetrain.softmax_cross_entropy.backward", args, (dx,))
+    w.call("edgetrain.softmax_cross_entropy.backward", args, (dx,))
     w.gives(0, dx)
 
 
@@ -296,7 +294,7 @@ def _mse(w: Lowering, op: Op) -> None:
     if w.shape(x) != w.shape(target):
         raise w.refuse("a mean squared error of tensors of different shapes has no kernel")
     loss = w.result("loss", ())
-    w.add("edgetrain.mse.forward", (Ref(x), Ref(target), mean), (loss,))
+    w.call("edgetrain.mse.forward", (Ref(x), Ref(target), mean), (loss,))
     w.gives(0, loss)
 
 
@@ -306,7 +304,7 @@ def _mse_backward(w: Lowering, op: Op) -> None:
         raise w.refuse("a loss that is computed with further has no kernel")
     x, target = w.arg(1), w.arg(2)
     dx = w.gradient_of(x)
-    w.add("edgetrain.mse.backward", (Ref(x), Ref(target), _mean_or_sum(w, op.args[3])), (dx,))
+    w.call("edgetrain.mse.backward", (Ref(x), Ref(target), _mean_or_sum(w, op.args[3])), (dx,))
     w.gives(0, dx)
 
 
@@ -317,4 +315,4 @@ def _mse_backward(w: Lowering, op: Op) -> None:
 def _update(w: Lowering, op: Op) -> None:
     tensors = [w.arg(position) for position in range(len(op.args))]
     lasting = [w.tensors[t].storage for n, t in enumerate(tensors) if n != 1]
-    w.add(op.kind, tuple(Ref(t) for t in tensors), (), writes=lasting, kwargs=op.kwargs)
+    w.call(op.kind, tuple(Ref(t) for t in tensors), (), writes=lasting, kwargs=op.kwargs)

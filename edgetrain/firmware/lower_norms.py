@@ -26,7 +26,7 @@ def _add_statistics(
     found = w.forward_result("mean", C), w.forward_result("invstd", C)
     running = [None if t is None else Ref(t) for t in (mean, var)]
     changed = [w.tensors[t].storage for t in (mean, var) if t is not None]
-    w.add("edgetrain.norm.statistics", (Ref(x), *running, *map(as_float, rest)), found, writes=changed)
+    w.call("edgetrain.norm.statistics", (Ref(x), *running, *map(as_float, rest)), found, writes=changed)
     for position, t in zip(places, found, strict=True):
         w.gives(position, t)
     return found
@@ -42,7 +42,7 @@ def _add_apply(
 ) -> int:
     y = w.forward_result("norm", w.shape(x))
     affine = [None if t is None else Ref(t) for t in (weight, bias)]
-    w.add("edgetrain.norm.apply", (Ref(x), Ref(mean), Ref(invstd), *affine, *map(as_float, limits)), (y,))
+    w.call("edgetrain.norm.apply", (Ref(x), Ref(mean), Ref(invstd), *affine, *map(as_float, limits)), (y,))
     w.before[y] = x
     return y
 
@@ -63,7 +63,7 @@ def _add_norm_backward(w: Lowering, kind: str, tensors: Sequence[int | None], li
     dw = w.gradient_of(weight) if weight is not None else w.result("sum_1", C)
     db = w.gradient_of(bias) if bias is not None else w.result("sum_2", C)
     refs = [None if t is None else Ref(t) for t in tensors]
-    w.add(kind, (*refs, *map(as_float, limits)), (dx, dw, db))
+    w.call(kind, (*refs, *map(as_float, limits)), (dx, dw, db))
     for position, t in enumerate((dx, dw, db)):
         w.gives(position, t)
 
@@ -88,7 +88,7 @@ def _inverse(w: Lowering, var: int, eps: float) -> int:
     """1 / sqrt(running variance + eps), made once."""
     if (var, eps) not in w.inverse:
         made = w.forward_result("invstd", w.shape(var))
-        w.add("edgetrain.norm.invstd", (Ref(var), eps), (made,))
+        w.call("edgetrain.norm.invstd", (Ref(var), eps), (made,))
         w.inverse[var, eps] = made
     return w.inverse[var, eps]
 
@@ -128,7 +128,7 @@ def _group_norm(w: Lowering, op: Op) -> None:
     y = w.forward_result("group_norm", w.shape(x))
     sums = w.forward_result("mean", (w.shape(x)[0], groups)), w.forward_result("invstd", (w.shape(x)[0], groups))
     affine = [None if t is None else Ref(t) for t in (weight, bias)]
-    w.add("edgetrain.group_norm.forward", (Ref(x), *affine, groups, as_float(eps)), (y, *sums))
+    w.call("edgetrain.group_norm.forward", (Ref(x), *affine, groups, as_float(eps)), (y, *sums))
     w.before[y] = x
     for position, t in enumerate((y, *sums)):
         w.gives(position, t)
@@ -141,6 +141,6 @@ def _group_norm_backward(w: Lowering, op: Op) -> None:
     dw = w.gradient_of(weight) if weight is not None else w.result("sum_1", C)
     db = w.result("sum_2" if weight is None else bias_name(w, weight), C)
     refs = (Ref(dy), Ref(x), Ref(mean), Ref(invstd), None if weight is None else Ref(weight))
-    w.add("edgetrain.group_norm.backward", (*refs, groups), (dx, dw, db))
+    w.call("edgetrain.group_norm.backward", (*refs, groups), (dx, dw, db))
     for position, t in enumerate((dx, dw, db)):
         w.gives(position, t)

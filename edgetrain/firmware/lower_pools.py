@@ -22,7 +22,7 @@ def _max_pool(w: Lowering, op: Op) -> None:
     shape = w.graph.tensors[op.outputs[0]].shape
     y = w.forward_result("max_pool2d", shape)
     where = w.result(f"{w.tensors[y].name}_where", shape, "uint8")
-    w.add("edgetrain.max_pool2d.forward", (Ref(x), *pool), (y, where))
+    w.call("edgetrain.max_pool2d.forward", (Ref(x), *pool), (y, where))
     w.before[y] = x
     w.gives(0, y)
     w.gives(1, where)
@@ -44,7 +44,7 @@ def _pool(w: Lowering, args: Sequence[Value]) -> tuple[int, ...]:
 def _max_pool_backward(w: Lowering, op: Op) -> None:
     dy, x, where = w.arg(0), w.arg(1), w.arg(7)
     dx = w.gradient_of(x)
-    w.add("edgetrain.max_pool2d.backward", (Ref(dy), Ref(where), *_pool(w, op.args[1:6])), (dx,))
+    w.call("edgetrain.max_pool2d.backward", (Ref(dy), Ref(where), *_pool(w, op.args[1:6])), (dx,))
     w.gives(0, dx)
 
 
@@ -53,7 +53,7 @@ def _avg_pool(w: Lowering, op: Op) -> None:
     x = w.arg(0)
     assert op.outputs[0] is not None
     y = w.forward_result("avg_pool2d", w.graph.tensors[op.outputs[0]].shape)
-    w.add("edgetrain.avg_pool2d.forward", (Ref(x), *_averaged(w, op.args)), (y,))
+    w.call("edgetrain.avg_pool2d.forward", (Ref(x), *_averaged(w, op.args)), (y,))
     w.before[y] = x
     w.gives(0, y)
 
@@ -70,7 +70,7 @@ def _averaged(w: Lowering, args: Sequence[Value]) -> tuple[Value, ...]:
 def _avg_pool_backward(w: Lowering, op: Op) -> None:
     dy, x = w.arg(0), w.arg(1)
     dx = w.gradient_of(x)
-    w.add("edgetrain.avg_pool2d.backward", (Ref(dy), *_averaged(w, op.args[1:])), (dx,))
+    w.call("edgetrain.avg_pool2d.backward", (Ref(dy), *_averaged(w, op.args[1:])), (dx,))
     w.gives(0, dx)
 
 
@@ -83,7 +83,7 @@ def _mean(w: Lowering, op: Op) -> None:
         raise w.refuse("a mean over something else than the places of an image has no kernel")
     assert op.outputs[0] is not None
     y = w.forward_result("global_avg_pool", w.graph.tensors[op.outputs[0]].shape)
-    w.add("edgetrain.global_avg_pool.forward", (Ref(x),), (y,))
+    w.call("edgetrain.global_avg_pool.forward", (Ref(x),), (y,))
     w.before[y] = x
     w.gives(0, y)
 
@@ -107,7 +107,7 @@ def _divide(w: Lowering, op: Op) -> None:
         return
     if isinstance(value, Expanded) and by == value.shape[2] * value.shape[3]:
         dx = w.result("d_places", value.shape)
-        w.add("edgetrain.global_avg_pool.backward", (Ref(value.tensor),), (dx,))
+        w.call("edgetrain.global_avg_pool.backward", (Ref(value.tensor),), (dx,))
         w.gives(0, dx)
         return
     raise w.refuse("a division has no kernel")

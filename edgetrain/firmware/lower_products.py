@@ -25,7 +25,7 @@ def _convolution(w: Lowering, op: Op) -> None:
     rest = _window(w, op.args[3:9], x)
     assert op.outputs[0] is not None
     y = w.forward_result("conv2d", w.graph.tensors[op.outputs[0]].shape)
-    w.add(
+    w.call(
         f"edgetrain.{_family(w.shape(weight), rest)}.forward",
         (Ref(x), Ref(weight), None if bias is None else Ref(bias), *rest),
         (y,),
@@ -64,15 +64,15 @@ def _convolution_backward(w: Lowering, op: Op) -> None:
     family = _family(w.shape(weight), rest)
     if op.outputs[1] is not None:
         dw = w.gradient_of(weight)
-        w.add(f"edgetrain.{family}.backward_weight", (Ref(dy), Ref(x), *rest), (dw,))
+        w.call(f"edgetrain.{family}.backward_weight", (Ref(dy), Ref(x), *rest), (dw,))
         w.gives(1, dw)
     if op.outputs[2] is not None:
         db = w.result(bias_name(w, weight), (w.shape(weight)[0],))
-        w.add("edgetrain.bias.backward", (Ref(dy),), (db,))
+        w.call("edgetrain.bias.backward", (Ref(dy),), (db,))
         w.gives(2, db)
     if op.outputs[0] is not None:
         dx = w.gradient_of(x)
-        w.add(f"edgetrain.{family}.backward_input", (Ref(dy), Ref(weight), *rest), (dx,))
+        w.call(f"edgetrain.{family}.backward_input", (Ref(dy), Ref(weight), *rest), (dx,))
         w.gives(0, dx)
 
 
@@ -99,16 +99,16 @@ def _product(w: Lowering, op: Op) -> None:
     if isinstance(a, Dense) and isinstance(b, Transposed):
         x, weight = a.tensor, b.tensor
         y = w.forward_result("dense", (w.shape(x)[0], w.shape(weight)[0]))
-        w.add("edgetrain.dense.forward", (Ref(x), Ref(weight), Ref(w.arg(0)) if first else None), (y,))
+        w.call("edgetrain.dense.forward", (Ref(x), Ref(weight), Ref(w.arg(0)) if first else None), (y,))
         w.before[y] = x
     elif first == 0 and isinstance(a, Transposed) and isinstance(b, Dense):
         dy, x = a.tensor, b.tensor
         y = w.result(_weight_gradient(w, dy, x), (w.shape(dy)[1], w.shape(x)[1]))
-        w.add("edgetrain.dense.backward_weight", (Ref(dy), Ref(x)), (y,))
+        w.call("edgetrain.dense.backward_weight", (Ref(dy), Ref(x)), (y,))
     elif first == 0 and isinstance(a, Dense) and isinstance(b, Dense):
         dy, weight = a.tensor, b.tensor
         y = w.result(_input_gradient(w, weight), (w.shape(dy)[0], w.shape(weight)[1]))
-        w.add("edgetrain.dense.backward_input", (Ref(dy), Ref(weight)), (y,))
+        w.call("edgetrain.dense.backward_input", (Ref(dy), Ref(weight)), (y,))
     else:
         raise w.refuse(f"{op.kind} of these transposed matrices has no kernel")
     w.gives(0, y)
@@ -143,5 +143,5 @@ def _sum(w: Lowering, op: Op) -> None:
         raise w.refuse("a sum that leaves something else than channels has no kernel")
     kept = tuple(1 if at in others else n for at, n in enumerate(shape)) if len(op.args) > 2 and op.args[2] else None
     db = w.result("d_bias", kept or (shape[1],))
-    w.add("edgetrain.bias.backward", (Ref(x),), (db,))
+    w.call("edgetrain.bias.backward", (Ref(x),), (db,))
     w.gives(0, db)

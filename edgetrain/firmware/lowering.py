@@ -9,14 +9,14 @@ matrix seen transposed, some channels of a tensor, the mask of a dropout. Only w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.firmware.instead import LAYERS, instead
-from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Storage, Tensor, Value
-from edgetrain.graph.rewrite.fuse import compact
+from edgetrain.graph.ir import Graph, Op, Phase, Ref, Role, Source, Value
+from edgetrain.graph.rewrite.builder import Builder, contiguous
+from edgetrain.graph.rewrite.dead_ops import remove_dead_ops
 from edgetrain.names import take_free_name
 
 ABOUT = "firmware"  # the key in `Graph.about` by which a lowered graph is known
@@ -26,10 +26,6 @@ WORD_BYTES = 4
 def nhwc(shape: Sequence[int]) -> tuple[int, ...]:
     _, C, H, W = shape
     return (H * W * C, 1, W * C, C)
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
 # ---- what a tensor of the captured graph has become
@@ -119,16 +115,16 @@ class Rules(dict[str, Rule]):
         return keep
 
 
-class Lowering:
+class Lowering(Builder):
     """Walks the ops of a captured graph; a rule for each kind adds ops to the new one."""
+
+    word_bytes = WORD_BYTES
 
     def __init__(self, graph: Graph, rules: Mapping[str, Rule], layers: Mapping[str, str] | None = None) -> None:
         """layers: class by path of the model's modules, for what is said of one that has no kernel."""
+        super().__init__()
         self.graph, self.rules, self.layers = graph, rules, layers or {}
-        self.storages: list[Storage] = []
-        self.tensors: list[Tensor] = []
-        self.ops: list[Op] = []
-        self.sources: dict[int, Source] = {}
+        self.unused, self.about = graph.unused, {**graph.about, ABOUT: "float32"}
         self.value: dict[int, Held] = {}  # by tensor of the captured graph
         self.copies: dict[tuple[int, str], int] = {}  # a tensor in another layout
         self.inverse: dict[tuple[int, float], int] = {}  # running variance, eps → 1 / sqrt(variance + eps)
@@ -146,20 +142,10 @@ class Lowering:
             if rule is None:
                 raise self.refuse(f"there is no kernel for {op.kind}")
             rule(self, op)
-        # First: a result may have to be laid out, by an op of its own.
-        gradients = {self.dense(p): self._gradient(p, g) for p, g in self.graph.gradients.items()}
-        outputs = tuple(self.dense(t) for t in self.graph.outputs)
-        graph = Graph(
-            storages=tuple(self.storages),
-            tensors=tuple(self.tensors),
-            ops=tuple(self.ops),
-            sources=self.sources,
-            outputs=outputs,
-            gradients=gradients,
-            unused=self.graph.unused,
-            about={**self.graph.about, ABOUT: "float32"},
-        )
-        return compact(replace(graph, ops=live_ops(graph)))
+        self.gradients = {self.dense(p): self._gradient(p, g) for p, g in self.graph.gradients.items()}
+        self.outputs = [self.dense(t) for t in self.graph.outputs]
+        remove_dead_ops(self)
+        return self.build(compact=True)
 
     def _gradient(self, parameter: int, gradient: int) -> int:
         updates = (op for op in self.ops if op.phase == "update" and op.reads[0] == self.dense(parameter))
@@ -187,26 +173,16 @@ class Lowering:
     def _tensor(self, name: str, shape: Sequence[int], role: Role, dtype: str = "float32") -> int:
         """A new tensor in a storage of its own."""
         stride = nhwc(shape) if len(shape) == 4 else contiguous(shape)
-        return self._laid_out(name, shape, stride, role, dtype)
+        return self.add(take_free_name(name, self.names), role, shape, dtype, stride)
 
-    def _laid_out(self, name: str, shape: Sequence[int], stride: tuple[int, ...], role: Role, dtype: str) -> int:
-        made = Tensor(self.unique(name), len(self.storages), tuple(shape), stride, dtype)
-        self.storages.append(Storage(-(-made.n_bytes // WORD_BYTES) * WORD_BYTES, role))
-        self.tensors.append(made)
-        return len(self.tensors) - 1
-
-    def unique(self, name: str) -> str:
-        return take_free_name(name, self.names)
-
-    def add(
+    def call(
         self, kind: str, args: Sequence[Value], outputs: Sequence[int], *,
         writes: Sequence[int] = (), kwargs: Sequence[tuple[str, Value]] = (), view: bool = False,
     ) -> None:  # fmt: skip
-        base = kind.removeprefix("edgetrain.").removeprefix("aten.").replace(".", "_")
-        self.counts[base] = self.counts.get(base, 0) + 1
-        name, phase, module = f"{base}_{self.counts[base]}", self.op.phase, self.op.module
-        made = Op(name, kind, tuple(args), tuple(kwargs), tuple(outputs), phase, module, tuple(writes), view=view)
-        self.ops.append(made)
+        """Add an op, of the phase and the module of the captured one."""
+        name = kind.removeprefix("edgetrain.").removeprefix("aten.").replace(".", "_")
+        phase, module = self.op.phase, self.op.module
+        self.add_op(Op(name, kind, tuple(args), tuple(kwargs), tuple(outputs), phase, module, tuple(writes), view=view))
 
     def result(self, name: str, shape: Sequence[int], dtype: str = "float32") -> int:
         phase: Phase = self.op.phase
@@ -269,7 +245,7 @@ class Lowering:
         C, *rest = whole.shape[1:]
         made = self.result(f"{identifier(whole.name)}_part", (whole.shape[0], value.end - value.start, *rest))
         rows = whole.n_elements // C
-        self.add("edgetrain.concat.backward", (Ref(value.tensor), rows, C, value.start, value.end), (made,))
+        self.call("edgetrain.concat.backward", (Ref(value.tensor), rows, C, value.start, value.end), (made,))
         return made
 
     def image(self, t: int) -> int:
@@ -291,8 +267,9 @@ class Lowering:
             tensor = self.tensors[t]
             stride = nhwc(tensor.shape) if layout == "nhwc" else contiguous(tensor.shape)
             role: Role = "gradient" if self.op.phase == "backward" else "activation"
-            made = self._laid_out(f"{identifier(tensor.name)}_{layout}", tensor.shape, stride, role, tensor.dtype)
-            self.add(f"edgetrain.permute.to_{layout}", (Ref(t),), (made,))
+            name = take_free_name(f"{identifier(tensor.name)}_{layout}", self.names)
+            made = self.add(name, role, tensor.shape, tensor.dtype, stride)
+            self.call(f"edgetrain.permute.to_{layout}", (Ref(t),), (made,))
             self.copies[t, layout] = made
             self.copies[made, "nchw" if layout == "nhwc" else "nhwc"] = t
         return self.copies[t, layout]
@@ -334,17 +311,6 @@ def identifier(name: str) -> str:
 def same_in_memory(shape: Sequence[int]) -> bool:
     """[B, C, H, W] and [B, H, W, C] are the same numbers in the same order."""
     return shape[1] == 1 or shape[2] * shape[3] == 1
-
-
-def live_ops(graph: Graph) -> tuple[Op, ...]:
-    """The ops that make what is asked for or change what lasts."""
-    needed = {graph.tensors[t].storage for t in (*graph.outputs, *graph.gradients.values())}
-    kept = []
-    for op in reversed(graph.ops):
-        if op.writes or any(graph.tensors[t].storage in needed for t in op.creates):
-            kept.append(op)
-            needed |= {graph.tensors[t].storage for t in op.reads}
-    return tuple(reversed(kept))
 
 
 _WORDS = {

@@ -21,14 +21,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-from edgetrain import files, saved
-from edgetrain.errors import UserError
+from typing import Any, ClassVar, Literal
 
 SCHEMA = 2
 
@@ -119,6 +116,16 @@ class Tensor:
         return bytes_of(self.n_elements, self.dtype)
 
     @property
+    def dense(self) -> bool:
+        """Its elements lie side by side, in whatever order of its dimensions."""
+        step = 1
+        for stride, n in sorted(zip(self.stride, self.shape, strict=True)):
+            if n != 1 and stride != step:
+                return self.n_elements == 0
+            step *= n
+        return True
+
+    @property
     def end_bytes(self) -> int:
         """One past the last byte of its storage that it touches."""
         if 0 in self.shape:
@@ -201,6 +208,9 @@ class Graph:
     constants: Mapping[int, bytes] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the loss does not reach, accepted as frozen
     about: Mapping[str, str] = field(default_factory=dict)  # model, optimizer, versions
+    # In graph/files.py: a graph that is loaded is verified, and the rules of `verify` are above this module.
+    save: ClassVar[Callable[[Graph, str | Path], None]]
+    load: ClassVar[Callable[[str | Path], Graph]]
 
     @property
     def loss(self) -> int:
@@ -250,28 +260,6 @@ class Graph:
             totals[storage.role] += storage.n_bytes
         return totals
 
-    def save(self, path: str | Path) -> None:
-        """The graph and its key, by which `load` finds a file that was changed since."""
-        files.write_text(path, json.dumps({**to_json(self), "key": self.key}))
-
-    @staticmethod
-    def load(path: str | Path) -> Graph:
-        again = "make it again with `edgetrain graph MODEL --out FILE`"
-        graph = saved.load(path, "graph file", _from_file, next_step=again)
-        from edgetrain.graph.verify import broken_rules  # here, because verify reads this module
-
-        broken = broken_rules(graph)
-        if broken:
-            raise UserError(f"{path} holds no legal graph", received="; ".join(broken[:3]))
-        return graph
-
-
-def _from_file(data: Any) -> Graph:
-    graph = from_json(data)
-    if data["key"] != graph.key:
-        raise ValueError(f"the content has key {graph.key}, expected {data['key']!r}")
-    return graph
-
 
 def _refs(value: Value) -> Iterator[Ref]:
     if isinstance(value, Ref):
@@ -290,7 +278,7 @@ def replace_refs(value: Value, change: Mapping[int, int]) -> Value:
     return value
 
 
-# ---- to a file and back ---------------------------------------------------------------------------------------
+# ---- to JSON and back ---------------------------------------------------------------------------------------
 
 
 def _value_to_json(value: Value) -> Any:

@@ -76,7 +76,7 @@ def _units(graph: Graph) -> Iterator[str]:
     for tensor in graph.tensors:
         if tensor.quantization is not None:
             yield from (f"{tensor.name} ({tensor.dtype}) {text}" for text in _scales(tensor, tensor.quantization))
-        if tensor.dtype == BITS and (tensor.offset % 8 or not _dense(tensor)):
+        if tensor.dtype == BITS and (tensor.offset % 8 or not tensor.dense):
             yield f"{tensor.name} has packed bits with gaps, or they begin inside a byte"
 
 
@@ -95,16 +95,6 @@ def _scales(tensor: Tensor, units: Quantization) -> Iterator[str]:
     expected = 1 if units.axis is None else tensor.shape[units.axis]
     if (len(units.scales), len(units.zero_points)) != (expected, expected):
         yield f"has {len(units.scales)} scales and {len(units.zero_points)} zero points, expected {expected} of each"
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Its elements lie side by side, in whatever order of its dimensions."""
-    step = 1
-    for stride, n in sorted(zip(tensor.stride, tensor.shape, strict=True)):
-        if n != 1 and stride != step:
-            return tensor.n_elements == 0
-        step *= n
-    return True
 
 
 def _storages(graph: Graph) -> Iterator[str]:

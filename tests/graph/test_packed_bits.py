@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import edgetrain as et
 from edgetrain.graph.ir import BITS, Graph, Op, Ref, Storage
 from edgetrain.graph.ir import Tensor as Data
 from edgetrain.graph.verify import verify
-from edgetrain.ops.entry import work
+from edgetrain.ops.entry import Entry, register, unregister, work
 from edgetrain.plan.plan import PageIn
 from edgetrain.plan.problem import problem
 from tests.helpers.paged import paged_plan, widest_gaps, with_store
@@ -21,16 +22,17 @@ from tests.helpers.plain import Training, differing, towards_ramp, training
 
 WIDTH, SAMPLES = 13, 5  # 65 bits: no whole number of bytes
 N_BYTES = 9
+KINDS = ("packed.positive.default", "packed.where.default")
 POWERS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 
-@torch.library.custom_op("edgetrain::positive_bits", mutates_args=())
+@torch.library.custom_op("packed::positive", mutates_args=())
 def positive_bits(x: Tensor) -> Tensor:
     bits = nn.functional.pad((x > 0).flatten().to(torch.uint8), (0, -x.numel() % 8))
     return (bits.view(-1, 8) * POWERS).sum(1, dtype=torch.uint8)
 
 
-@torch.library.custom_op("edgetrain::where_bits", mutates_args=())
+@torch.library.custom_op("packed::where", mutates_args=())
 def where_bits(dy: Tensor, bits: Tensor) -> Tensor:
     mask = (bits.view(-1, 1) & POWERS).ne(0).flatten()[: dy.numel()].view(dy.shape)
     return dy * mask
@@ -49,8 +51,8 @@ def with_bits(graph: Graph) -> Graph:
     shaped, mask = graph.tensors[y], len(graph.tensors)
     bits = Data("mask", len(graph.storages), shaped.shape, shaped.stride, BITS)
     ops = list(graph.ops)
-    ops[backward] = replace(ops[backward], kind="edgetrain.where_bits.default", args=(Ref(dy), Ref(mask)))
-    ops.insert(forward + 1, Op("mask", "edgetrain.positive_bits.default", (Ref(y),), (), (mask,), "forward"))
+    ops[backward] = replace(ops[backward], kind="packed.where.default", args=(Ref(dy), Ref(mask)))
+    ops.insert(forward + 1, Op("mask", "packed.positive.default", (Ref(y),), (), (mask,), "forward"))
     rewritten = replace(
         graph, ops=tuple(ops), tensors=(*graph.tensors, bits),
         storages=(*graph.storages, Storage(bits.n_bytes, "activation")),
@@ -60,12 +62,14 @@ def with_bits(graph: Graph) -> Graph:
 
 
 @pytest.fixture
-def pair() -> tuple[Training, Training, Graph, Tensor]:
+def pair() -> Iterator[tuple[Training, Training, Graph, Tensor]]:
     torch.manual_seed(0)
     ours = training(net(), towards_ramp)
     x = torch.randn(SAMPLES, 6)
+    register(Entry(), *KINDS)
     graph = with_bits(et.capture(ours.model, ours.loss, ours.optimizer, (x,)))
-    return ours, ours.twin(), graph, x
+    yield ours, ours.twin(), graph, x
+    unregister(*KINDS)
 
 
 def mask_of(graph: Graph) -> int:

@@ -21,68 +21,56 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from edgetrain.dtypes import dtype_name
 from edgetrain.graph.capture import foretold, kinds
-from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain
+from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain, refs_in
 from edgetrain.graph.capture.value_checks import is_check, refuses_values
-from edgetrain.graph.ir import Op, Ref, Role, Storage, Tensor, Value, replace_refs
+from edgetrain.graph.ir import Op, Ref, Role, Tensor, Value, replace_refs
+from edgetrain.graph.rewrite.builder import Builder
+from edgetrain.graph.rewrite.dead_ops import live
 from edgetrain.ops.entry import entry_of_function
 
 
-@dataclass
-class Lowered:
-    storages: list[Storage]
-    tensors: list[Tensor]
-    ops: list[Op]
-    tensor_of: dict[int, int]  # raw tensor → its last version in the graph
+def lower(recorder: Recorder, keep: Sequence[int], names: dict[int, tuple[str, Role]]) -> Lowering:
+    """The storages, tensors and ops of the graph, without its sources and outputs.
 
-
-def lower(recorder: Recorder, keep: Sequence[int], names: dict[int, tuple[str, Role]]) -> Lowered:
-    """`keep` are the raw tensors that must be there at the end (loss, gradients); `names` gives name and role of the
-    raw tensors that are there at the start (inputs, parameters, buffers, externals, constants)."""
-    recording = recorder.recording
-    calls = list(_split_convolutions(_live_calls(recording, keep, set(names))))
+    keep: the raw tensors that must be there at the end (loss, gradients). names: name and role of the raw tensors that
+    are there at the start (inputs, parameters, buffers, externals, constants).
+    """
+    calls = list(_split_convolutions(_live_calls(recorder.recording, keep, set(names))))
     in_place = _must_stay_in_place(recorder, calls, keep, set(names))
-    builder = _Builder(recorder, calls, in_place, names)
+    lowering = Lowering(recorder, calls, in_place, names)
     for number, call in enumerate(calls):
-        builder.add(number, call)
-    ops = _hardtanh_reads_result(builder.ops, builder.tensors)
-    return Lowered(builder.storages, builder.tensors, ops, builder.tensor_of)
-
-
-def raw_refs(value: Any) -> Iterator[int]:
-    if isinstance(value, RawRef):
-        yield value.tensor
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from raw_refs(item)
-    elif isinstance(value, dict):
-        yield from raw_refs(tuple(value.values()))
+        lowering.add_call(number, call)
+    lowering.ops = _hardtanh_reads_result(lowering.ops, lowering.tensors)
+    return lowering
 
 
 def _reads(call: RawCall) -> list[int]:
-    return [*raw_refs(call.args), *raw_refs(call.kwargs)]
+    return [*refs_in(call.args), *refs_in(call.kwargs)]
 
 
 def _live_calls(recording: Recording, keep: Iterable[int], persistent: set[int]) -> list[RawCall]:
     """The calls that matter: for what is kept, for what outlives the step, for the random stream, and those that may
     refuse a batch, whether or not anything reads what they give."""
-    needed = {recording.storage(t) for t in keep}
     lasting = {recording.storage(t) for t in persistent}
-    live = []
-    for call in reversed(recording.calls):
-        touched = {recording.storage(t) for t in (*call.writes, *(o for o in call.outputs if o is not None))}
+
+    def must_run(call: RawCall) -> bool:
         lasts = any(recording.storage(t) in lasting for t in call.writes)
         refuses = is_check(call.func) or (call.phase == "forward" and refuses_values(call.func))
-        if touched & needed or lasts or is_random(call) or refuses:
-            live.append(call)
-            needed |= {recording.storage(t) for t in _reads(call)}
-    return live[::-1]
+        return lasts or refuses or is_random(call)
+
+    return live(
+        recording.calls,
+        {recording.storage(t) for t in keep},
+        reads=lambda call: (recording.storage(t) for t in _reads(call)),
+        changes=lambda call: (recording.storage(t) for t in (*call.writes, *call.outputs) if t is not None),
+        must_run=must_run,
+    )
 
 
 def _split_convolutions(calls: list[RawCall]) -> Iterator[RawCall]:
@@ -183,32 +171,29 @@ def _fakes(recorder: Recorder, value: Any) -> Any:
 # ---- building the graph ---------------------------------------------------------------------------------------
 
 
-class _Builder:
+class Lowering(Builder):
     """Walks the calls in order and keeps, for each raw tensor and raw storage, its present version in the graph."""
 
     def __init__(
         self, recorder: Recorder, calls: list[RawCall], in_place: set[int], names: dict[int, tuple[str, Role]]
     ) -> None:
+        super().__init__()
         self.recorder = recorder
         self.recording = recorder.recording
         self.in_place = in_place
-        self.storages: list[Storage] = []
-        self.tensors: list[Tensor] = []
-        self.ops: list[Op] = []
         self.tensor_of: dict[int, int] = {}
         self.storage_of: dict[int, int] = {}
-        self.counts: Counter[str] = Counter()
         # Raw storages that are changed in place, now or later: a clone of one is a copy that must be made.
         self.changed = {self.recording.storage(t) for n in in_place for t in calls[n].writes}
         self.changed |= {self.recording.storage(t) for t in names}
         for raw, (name, role) in names.items():
             self._tensor(raw, name, self._storage(raw, role))
 
-    def add(self, number: int, call: RawCall) -> None:
+    def add_call(self, number: int, call: RawCall) -> None:
         if self._is_idle_clone(call):
             self._alias(call.outputs[0], call.args[0].tensor)
             return
-        name = self._name(call)
+        name = self.numbered(call.func._schema.name.split("::")[-1].strip("_"))
         # The arguments first: the outputs may be new versions of them.
         args = self._values(with_defaults(call) if call.writes and number not in self.in_place else call.args)
         kwargs = self._values(call.kwargs)
@@ -283,22 +268,15 @@ class _Builder:
         key = self.recording.storage(raw)
         if key not in self.storage_of:
             fake = self.recording.fakes[raw]
-            self.storage_of[key] = len(self.storages)
-            self.storages.append(Storage(fake.untyped_storage().nbytes(), role, str(fake.device)))
+            self.storage_of[key] = self.add_storage(fake.untyped_storage().nbytes(), role, str(fake.device))
         return self.storage_of[key]
 
     def _tensor(self, raw: int, name: str, storage: int) -> int:
         fake = self.recording.fakes[raw]
-        number = self.tensor_of[raw] = len(self.tensors)
         dtype = dtype_name(fake.dtype)
         shape, stride, offset = tuple(fake.shape), tuple(fake.stride()), int(fake.storage_offset())
-        self.tensors.append(Tensor(name, storage, shape, stride, dtype, offset))
-        return number
-
-    def _name(self, call: RawCall) -> str:
-        base = call.func._schema.name.split("::")[-1].strip("_")
-        self.counts[base] += 1
-        return f"{base}_{self.counts[base]}"
+        self.tensor_of[raw] = self.add_tensor(Tensor(name, storage, shape, stride, dtype, offset))
+        return self.tensor_of[raw]
 
     def _values(self, value: Any) -> Any:
         if isinstance(value, RawRef):

@@ -22,6 +22,9 @@ from torch.optim import lr_scheduler
 from torch.optim import optimizer as of_torch
 
 from edgetrain.errors import UserError
+from edgetrain.graph.ir import Op, Ref, Source
+from edgetrain.graph.rewrite.builder import Builder
+from edgetrain.ops import update
 from edgetrain.ops.settings import check_settings, overlaps, rounds, state_keys
 
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(types.__file__).parent)
@@ -81,6 +84,29 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Trained]:
             next_step="give it the parameters to train, with requires_grad=True",
         )
     return found
+
+
+def add_update(builder: Builder, kind: str, trained: Trained, parameter: int, gradient: int) -> None:
+    """Add the op that updates a parameter, and its optimizer state as persistent tensors."""
+    name = builder.tensors[parameter].name
+    state = {key: builder.add_like(parameter, f"{name}.{key}", "state") for key in trained.state_keys}
+    if trained.counts_steps:
+        state["step"] = builder.add(f"{name}.step", "state", (), "float32")
+    builder.sources |= {t: Source("state", f"{trained.path}.{key}") for key, t in state.items()}
+    builder.gradients[parameter] = gradient
+    written = dict.fromkeys(builder.tensors[t].storage for t in (parameter, *state.values()))
+    builder.add_op(
+        Op(
+            name=kind,
+            kind=update.kind_of(kind),
+            args=(Ref(parameter), Ref(gradient), *(Ref(t) for t in state.values())),
+            kwargs=(("group", trained.group), ("index", trained.index)),
+            outputs=(),
+            phase="update",
+            module=name.rpartition(".")[0],
+            writes=tuple(written),
+        )
+    )
 
 
 def structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -40,7 +40,7 @@ from edgetrain.arguments import checked
 from edgetrain.errors import EdgetrainError, InternalError, UserError
 from edgetrain.graph.capture import batches, foretold, kinds, optimizers
 from edgetrain.graph.capture.counters import unwatch_values
-from edgetrain.graph.capture.lower import Lowered, lower
+from edgetrain.graph.capture.lower import Lowering, lower
 from edgetrain.graph.capture.made import made_of_numbers, put_in_place
 from edgetrain.graph.capture.modes import Surroundings, evaluating
 from edgetrain.graph.capture.observe import Observed, code_of, observed, stop_observing
@@ -53,11 +53,10 @@ from edgetrain.graph.capture.settings import function_modes, require_trainable
 from edgetrain.graph.capture.signature import Signature, first_difference, signature_of
 from edgetrain.graph.capture.steady import record_twice, refuse_calls
 from edgetrain.graph.capture.watch import Watch
-from edgetrain.graph.ir import Graph, Op, Ref, Role, Source, Storage, Tensor, from_json, to_json
-from edgetrain.graph.verify import verify
+from edgetrain.graph.ir import Graph, Role, Source, from_json, to_json
+from edgetrain.graph.rewrite.clip import clip
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.native.surely import surely
-from edgetrain.ops import update
 from edgetrain.ops.entry import entry_of_function
 
 Loss = Callable[..., torch.Tensor]
@@ -209,7 +208,7 @@ def capture_with_externals(
             return work
 
         def record_one(work: _Capture) -> None:
-            work.record_training(loss, trained, clip_norm)
+            work.record_training(loss, trained)
             work.refuse_thawed(held, trained)
 
         return _recorded(model, make, record_one, before, everything, times)
@@ -217,7 +216,7 @@ def capture_with_externals(
     def here() -> _Result:
         def whole(signals: RecordingSignals) -> _Result:
             work = record(signals, 2)
-            graph = work.training(optimizer, trained, unused)
+            graph = work.training(optimizer, trained, unused, clip_norm)
             return _Result(graph, work.seen, work.signature, work.externals)
 
         return _with_signals_held(whole)
@@ -438,7 +437,7 @@ class _Capture:
         self.computed: list[Computed] = []
         self.frozen: set[int] = set()  # parameters that the loss has told to need no gradient
 
-    def record_training(self, loss: Loss, trained: list[optimizers.Trained], clip_norm: float | None) -> None:
+    def record_training(self, loss: Loss, trained: list[optimizers.Trained]) -> None:
         with self._recording(), torch.enable_grad():
             batch = self.batch
             if self.channels_last:
@@ -452,11 +451,8 @@ class _Capture:
             gradients = [
                 g.clone() if g is not None and outlives else g for g, outlives in zip(gradients, outlive, strict=True)
             ]
-            self.outputs = [value]
-            if clip_norm is not None:
-                gradients, norm = _clipped(gradients, clip_norm)
-                self.outputs.append(norm)
             self._write_computed()
+        self.outputs = [value]
         self.gradients = gradients
 
     def _write_computed(self) -> None:
@@ -500,8 +496,14 @@ class _Capture:
         results = (*map(number, self.outputs), *(None if g is None else number(g) for g in self.gradients))
         return signature_of(self.recorder.recording, results)
 
-    def training(self, optimizer: torch.optim.Optimizer, trained: list[optimizers.Trained], unused: Unused) -> Graph:
-        """The graph of what was recorded."""
+    def training(
+        self,
+        optimizer: torch.optim.Optimizer,
+        trained: list[optimizers.Trained],
+        unused: Unused,
+        clip_norm: float | None,
+    ) -> Graph:
+        """The graph of what was recorded, and of the updates."""
         pairs = list(zip(trained, self.gradients, strict=True))
         reached = [(t, g) for t, g in pairs if g is not None]
         missed = [self._name(t.parameter, t.path) for t, g in pairs if g is None]
@@ -516,26 +518,23 @@ class _Capture:
         self._refuse_labels()
         self._name_persistent(trained)
         number = self.recorder.number
-        outputs = [number(t) for t in self.outputs]
-        kept = [*outputs, *(number(g) for _, g in reached)]
-        lowered = lower(self.recorder, kept, self.names)
-        graph = self._graph(lowered, outputs)
-        graph = _with_updates(
-            graph,
-            optimizers.kind_of(optimizer),
-            [(t, lowered.tensor_of[number(t.parameter)], lowered.tensor_of[number(g)]) for t, g in reached],
-        )
-        graph = replace(graph, unused=tuple(missed), about={**graph.about, "optimizer": type(optimizer).__name__})
-        verify(graph)
-        return graph
+        builder = self._lowered([number(t) for t in self.outputs], [number(g) for _, g in reached])
+        gradients = [builder.tensor_of[number(g)] for _, g in reached]
+        if clip_norm is not None:
+            gradients, norm = clip(builder, gradients, clip_norm)
+            builder.outputs.append(norm)
+        kind = optimizers.kind_of(optimizer)
+        for (t, _), gradient in zip(reached, gradients, strict=True):
+            optimizers.add_update(builder, kind, t, builder.tensor_of[number(t.parameter)], gradient)
+        builder.unused = tuple(missed)
+        builder.about["optimizer"] = type(optimizer).__name__
+        return builder.build()
 
     def inference(self) -> Graph:
         """The graph of what was recorded."""
         numbers = [self.recorder.number(t) for t in self.outputs]  # first: nothing may read a buffer that is given out
         self._name_persistent([])
-        graph = self._graph(lower(self.recorder, numbers, self.names), numbers)
-        verify(graph)
-        return graph
+        return self._lowered(numbers).build()
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -669,18 +668,14 @@ class _Capture:
         self.names[raw] = (name, role)
         self.sources[raw] = source
 
-    def _graph(self, lowered: Lowered, outputs: list[int]) -> Graph:
-        at = lowered.tensor_of
+    def _lowered(self, outputs: list[int], gradients: Sequence[int] = ()) -> Lowering:
+        builder = lower(self.recorder, [*outputs, *gradients], self.names)
         first = {raw: position for position, raw in enumerate(self.names)}  # named tensors come first, in this order
-        return Graph(
-            storages=tuple(lowered.storages),
-            tensors=tuple(lowered.tensors),
-            ops=tuple(lowered.ops),
-            sources={first[raw]: source for raw, source in self.sources.items()},
-            outputs=tuple(at[raw] for raw in outputs),
-            constants={first[raw]: value for raw, value in self.constant_bytes.items()},
-            about={"model": type(self.model).__name__, "torch": torch.__version__},
-        )
+        builder.sources = {first[raw]: source for raw, source in self.sources.items()}
+        builder.outputs = [builder.tensor_of[raw] for raw in outputs]
+        builder.constants = {first[raw]: value for raw, value in self.constant_bytes.items()}
+        builder.about = {"model": type(self.model).__name__, "torch": torch.__version__}
+        return builder
 
 
 def _keeping() -> UserError:
@@ -688,16 +683,6 @@ def _keeping() -> UserError:
         "the model or the loss keeps a tensor in a list, dict or object of its own, which a captured step could not do",
         next_step="return what is to be seen, or compute it in plain PyTorch beside the step",
     )
-
-
-def _clipped(gradients: list[torch.Tensor | None], most: float) -> tuple[list[torch.Tensor | None], torch.Tensor]:
-    """The gradients scaled so that their norm is at most `most`, by the arithmetic of clip_grad_norm_; and that norm
-    as it was before."""
-    with torch.no_grad():
-        norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        scale = torch.clamp(most / (norm + 1e-6), max=1.0)
-        return [None if g is None else g * scale for g in gradients], norm
 
 
 def _computed_by_hooks(module: nn.Module) -> set[str]:
@@ -801,39 +786,4 @@ def _explain(error: Exception, module: str, model: nn.Module, batch: Sequence[An
         if labels
         else batches.other_type(model, batch, mixed)
         or "run loss(model, *example) by itself to see the whole traceback",
-    )
-
-
-def _with_updates(graph: Graph, kind: str, updates: list[tuple[optimizers.Trained, int, int]]) -> Graph:
-    """Append one update op for each trained parameter, with its optimizer state as persistent tensors."""
-    storages, tensors, ops = list(graph.storages), list(graph.tensors), list(graph.ops)
-    sources, gradients = dict(graph.sources), {}
-    for t, parameter, gradient in updates:
-        shaped = tensors[parameter]
-        gradients[parameter] = gradient
-        state = []
-        for key in t.state_keys:
-            state.append(len(tensors))
-            sources[len(tensors)] = Source("state", f"{t.path}.{key}")
-            tensors.append(replace(shaped, name=f"{shaped.name}.{key}", storage=len(storages), offset=0))
-            storages.append(Storage(shaped.n_bytes, "state", storages[shaped.storage].device))
-        if t.counts_steps:
-            state.append(len(tensors))
-            sources[len(tensors)] = Source("state", f"{t.path}.step")
-            tensors.append(Tensor(f"{shaped.name}.step", len(storages), (), (), "float32"))
-            storages.append(Storage(4, "state"))
-        ops.append(
-            Op(
-                name=f"{kind}_{len(gradients)}",
-                kind=update.kind_of(kind),
-                args=(Ref(parameter), Ref(gradient), *(Ref(s) for s in state)),
-                kwargs=(("group", t.group), ("index", t.index)),
-                outputs=(),
-                phase="update",
-                module=shaped.name.rpartition(".")[0],
-                writes=tuple(dict.fromkeys([shaped.storage, *(tensors[s].storage for s in state)])),
-            )
-        )
-    return replace(
-        graph, storages=tuple(storages), tensors=tuple(tensors), ops=tuple(ops), sources=sources, gradients=gradients
     )

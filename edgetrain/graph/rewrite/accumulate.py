@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgetrain.graph.ir import Graph, Op, Ref, Source, Storage, Tensor, Value
-from edgetrain.graph.rewrite.fuse import compact
-from edgetrain.graph.verify import verify
+from edgetrain.graph.ir import INTEGERS, Graph, Op, Ref, Source, Tensor
+from edgetrain.graph.rewrite.builder import Builder
+from edgetrain.graph.rewrite.clip import clip
 from edgetrain.ops.update import ACCUMULATE
 
 _SUM = "gradient_sum"
@@ -34,67 +34,27 @@ _SUM = "gradient_sum"
 
 def accumulating(graph: Graph, whole: Mapping[int, tuple[int, ...]]) -> Graph:
     """The step that changes accumulators alone. whole: position in the batch → the shape of the whole item."""
-    return _rewritten(graph, whole, ending=False)
+    return _accumulated(graph, whole, ending=False).build()
 
 
 def ending(graph: Graph, whole: Mapping[int, tuple[int, ...]]) -> Graph:
     """The step that adds its gradients to those of the micro-batches before, and updates the parameters by the sums."""
-    return _rewritten(graph, whole, ending=True)
+    return _accumulated(graph, whole, ending=True).build()
 
 
-def clipping(graph: Graph, whole: Mapping[int, tuple[int, ...]], most: float) -> Graph:
-    """What follows where the norm of the gradients, all sums together, is to be at most `most`: scaling and updates, by
-    the arithmetic of clip_grad_norm_. Its first output is that norm."""
-    summed = ending(graph, whole)
-    builder = _Clipping(summed)
-    updates = [op for op in summed.ops if op.phase == "update" and op.kind != ACCUMULATE]
-    scaled = builder.scaled([op.reads[1] for op in updates], most)
-    ops = [_by_sum(op, c) for op, c in zip(updates, scaled, strict=True)]
-    for t, source in summed.sources.items():
-        shape = whole.get(int(source.path)) if source.sort == "input" else None
-        if shape is not None:
-            builder.tensors[t] = replace(builder.tensors[t], shape=shape)
-    made = compact(
-        replace(
-            summed, storages=tuple(builder.storages), tensors=tuple(builder.tensors), ops=(*builder.ops, *ops),
-            outputs=(builder.norm, builder.norm),
-            gradients={op.reads[0]: c for op, c in zip(updates, scaled, strict=True)},
-        )
-    )  # fmt: skip
-    verify(made)
-    return made
-
-
-class _Clipping:
-    """Adds ops to a graph, all of them over what lasts."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.storages, self.tensors = list(graph.storages), list(graph.tensors)
-        self.ops: list[Op] = []
-        self.norm = -1
-
-    def scaled(self, sums: list[int], most: float) -> list[int]:
-        norms = [self._op("linalg_vector_norm.default", (Ref(t),), self.tensors[t], ()) for t in sums]
-        one = self.tensors[norms[0]]
-        stacked = self._op("stack.default", (tuple(Ref(t) for t in norms),), one, (len(norms),))
-        self.norm = self._op("linalg_vector_norm.default", (Ref(stacked),), one, ())
-        above = self._op("add.Tensor", (Ref(self.norm), 1e-6), one, ())
-        part = self._op("reciprocal.default", (Ref(above),), one, ())
-        wanted = self._op("mul.Tensor", (Ref(part), most), one, ())
-        scale = self._op("clamp.default", (Ref(wanted), None, 1.0), one, ())
-        return [
-            self._op("mul.Tensor", (Ref(t), Ref(scale)), self.tensors[t], self.tensors[t].shape) for t in sums
-        ]  # fmt: skip
-
-    def _op(self, kind: str, args: tuple[Value, ...], like: Tensor, shape: tuple[int, ...]) -> int:
-        """A tensor that a kernel makes, of the type and device of another and, where it has its shape, its layout."""
-        name, number = f"clip_{len(self.ops) + 1}", len(self.tensors)
-        stride = like.stride if shape == like.shape else (1,) * len(shape)
-        tensor = Tensor(name, len(self.storages), shape, stride, like.dtype)
-        self.tensors.append(tensor)
-        self.storages.append(Storage(tensor.n_bytes, "gradient", self.storages[like.storage].device))
-        self.ops.append(Op(name, f"aten.{kind}", args, (), (number,), "backward"))
-        return number
+def clipping(graph: Graph, whole: Mapping[int, tuple[int, ...]], max_norm: float) -> Graph:
+    """What follows where the norm of the gradients, all sums together, is to be at most `max_norm`: scaling, updates.
+    Its outputs are that norm."""
+    builder = _accumulated(graph, whole, ending=True)
+    updates = [op for op in builder.ops if op.phase == "update" and op.kind != ACCUMULATE]
+    builder.ops = []
+    scaled, norm = clip(builder, [op.reads[1] for op in updates], max_norm)
+    builder.ops += [_by(op, t) for op, t in zip(updates, scaled, strict=True)]
+    builder.gradients = {op.reads[0]: t for op, t in zip(updates, scaled, strict=True)}
+    builder.outputs = [norm, norm]
+    for t, tensor in _whole_items(builder, whole).items():
+        builder.tensors[t] = tensor
+    return builder.build(compact=True)
 
 
 def accumulators(graph: Graph) -> dict[str, tuple[int, int]]:
@@ -114,53 +74,40 @@ def accumulates_only(graph: Graph) -> bool:
     return kinds == {ACCUMULATE}
 
 
-def _rewritten(graph: Graph, whole: Mapping[int, tuple[int, ...]], *, ending: bool) -> Graph:
-    storages, tensors, sources = list(graph.storages), list(graph.tensors), dict(graph.sources)
-    for t, source in graph.sources.items():
-        shape = whole.get(int(source.path)) if source.sort == "input" else None
-        if shape is not None:
-            s = tensors[t].storage
-            storages[s] = replace(
-                storages[s], n_bytes=max(storages[s].n_bytes, replace(tensors[t], shape=shape).end_bytes)
-            )
-    ops = [op for op in graph.ops if op.phase != "update"]
-    for number, op in enumerate(op for op in graph.ops if op.phase == "update"):
-        p, g = op.reads[:2]
-        total = len(tensors)
-        at = dict(op.kwargs)
-        sources[total] = Source("external", f"{_SUM}.{at['group']}.{at['index']}")
-        tensors.append(_dense(tensors[p], f"{tensors[p].name}.{_SUM}", len(storages)))
-        storages.append(Storage(tensors[total].n_bytes, "state", storages[tensors[p].storage].device))
-        ops.append(
-            replace(
-                op, name=f"accumulate_{number + 1}", kind=ACCUMULATE, args=(Ref(total), Ref(g)),
-                writes=(tensors[total].storage,),
-            )
-        )  # fmt: skip
+def _accumulated(graph: Graph, whole: Mapping[int, tuple[int, ...]], *, ending: bool) -> Builder:
+    builder = Builder(graph)
+    for tensor in _whole_items(builder, whole).values():
+        storage = builder.storages[tensor.storage]
+        builder.storages[tensor.storage] = replace(storage, n_bytes=max(storage.n_bytes, tensor.end_bytes))
+    updates = [op for op in graph.ops if op.phase == "update"]
+    builder.ops = [op for op in graph.ops if op.phase != "update"]
+    for op in updates:
+        total = _accumulator(builder, op)
+        args, writes = (Ref(total), Ref(op.reads[1])), (builder.tensors[total].storage,)
+        builder.add_op(replace(op, name="accumulate", kind=ACCUMULATE, args=args, writes=writes))
         if ending:
-            ops.append(_by_sum(op, total))
-    made = replace(graph, storages=tuple(storages), tensors=tuple(tensors), sources=sources, ops=tuple(ops))
-    verify(made)
-    return made
+            builder.ops.append(_by(op, total))
+    return builder
 
 
-def _by_sum(op: Op, total: int) -> Op:
-    """The update with the accumulator as its gradient."""
-    return replace(op, args=(op.args[0], Ref(total), *op.args[2:]))
+def _whole_items(builder: Builder, whole: Mapping[int, tuple[int, ...]]) -> dict[int, Tensor]:
+    """The items of the batch of which the graph has a slice, whole."""
+    inputs = {int(source.path): t for t, source in builder.sources.items() if source.sort == "input"}
+    return {inputs[at]: replace(builder.tensors[inputs[at]], shape=whole[at]) for at in inputs.keys() & whole.keys()}
 
 
-def _dense(like: Tensor, name: str, storage: int) -> Tensor:
-    """A tensor laid out as `torch.empty_like` lays it out: dense strides are kept, others become contiguous."""
-    order = sorted(range(len(like.shape)), key=lambda d: (like.stride[d], like.shape[d]))
-    step, dense = 1, True
-    for d in order:
-        dense &= like.shape[d] == 1 or like.stride[d] == step
-        step *= like.shape[d]
-    stride = like.stride
-    if not dense:
-        step, strides = 1, []
-        for n in reversed(like.shape):
-            strides.append(step)
-            step *= max(n, 1)
-        stride = tuple(reversed(strides))
-    return Tensor(name, storage, like.shape, stride, like.dtype)
+def _accumulator(builder: Builder, update: Op) -> int:
+    """A lasting tensor in the layout of the parameter. Sums of integers need more room than each of them: they are
+    floats."""
+    parameter, gradient = update.reads[:2]
+    dtype = builder.tensors[gradient].dtype
+    name = f"{builder.tensors[parameter].name}.{_SUM}"
+    total = builder.add_like(parameter, name, "state", "float32" if dtype in INTEGERS else dtype)
+    at = dict(update.kwargs)
+    builder.sources[total] = Source("external", f"{_SUM}.{at['group']}.{at['index']}")
+    return total
+
+
+def _by(update: Op, gradient: int) -> Op:
+    """The update with another tensor as its gradient."""
+    return replace(update, args=(update.args[0], Ref(gradient), *update.args[2:]))

@@ -15,10 +15,10 @@ place of dy. The numbers differ from PyTorch's by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from edgetrain.graph.ir import Atom, Graph, Op, Ref, Storage, Tensor, Value, replace_refs
+from edgetrain.graph.ir import Atom, Graph, Op, Ref, Tensor, Value
+from edgetrain.graph.rewrite.builder import Builder
 
 NORM, NORM_BACKWARD = "aten.native_batch_norm.default", "aten.native_batch_norm_backward.default"
 _CLAMPS = {
@@ -41,15 +41,15 @@ class _Pattern:
 
 def fuse_batch_norm(graph: Graph) -> Graph:
     """The graph with every batch norm that trains over channels-last float32 images replaced."""
-    found = _patterns(graph)
-    if not found:
+    patterns = _patterns(graph)
+    if not patterns:
         return graph
-    new: dict[int, list[Op]] = {}
-    for pattern in found:
-        graph, replaced = _replacement(graph, pattern)
-        new.update(replaced)
-    ops = [op for number, old in enumerate(graph.ops) for op in new.get(number, [old])]
-    return compact(replace(graph, ops=tuple(ops)))
+    builder = Builder(graph)
+    replaced: dict[int, list[Op]] = {}
+    for pattern in patterns:
+        replaced |= _replacement(builder, graph, pattern)
+    builder.replace_ops(replaced)
+    return builder.build(compact=True)
 
 
 def trains_unfused(graph: Graph) -> bool:
@@ -90,7 +90,7 @@ def _pattern(graph: Graph, number: int, readers: dict[int, list[int]]) -> _Patte
     if y_bn in graph.outputs or len(after) != 1 or graph.ops[after[0]].kind not in _CLAMPS:
         return plain
     clamp = graph.ops[after[0]]
-    maker = next((n for n, other in enumerate(graph.ops) if dy.tensor in other.creates), None)
+    maker = graph.made_by.get(dy.tensor)
     if maker is None or graph.ops[maker].kind != _CLAMPS[clamp.kind] or readers[dy.tensor] != backward:
         return plain
     back = graph.ops[maker]
@@ -112,8 +112,8 @@ def _limits(clamp: Op) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _replacement(graph: Graph, pattern: _Pattern) -> tuple[Graph, dict[int, list[Op]]]:
-    """The ops that take the place of others, by number; the graph has the tensors that they need."""
+def _replacement(builder: Builder, graph: Graph, pattern: _Pattern) -> dict[int, list[Op]]:
+    """The ops that take the place of others, by number."""
     norm, backward = graph.ops[pattern.norm], graph.ops[pattern.norm_backward]
     x, weight, bias, running_mean, running_var, _, momentum, eps = norm.args
     y_bn, mean, invstd = norm.outputs
@@ -134,28 +134,24 @@ def _replacement(graph: Graph, pattern: _Pattern) -> tuple[Graph, dict[int, list
     assert isinstance(x, Ref)
     laid_out = []
     if not _channels_last(graph.tensors[dy.tensor]):
-        graph, copy = _laid_out(graph, dy.tensor, x.tensor, backward)
-        laid_out = [copy]
-        dy = Ref(copy.creates[0])
+        laid_out = [_laid_out(builder, dy.tensor, x.tensor, backward)]
+        dy = Ref(laid_out[0].creates[0])
     flows = replace(backward, kind="edgetrain.norm.backward", args=(dy, x, *shape))
     found = {pattern.norm: [statistics, apply], pattern.norm_backward: [*laid_out, flows]}
     if pattern.clamp is not None and pattern.clamp_backward is not None:
         found[pattern.norm] = [statistics]
         found[pattern.clamp] = [apply]
         found[pattern.clamp_backward] = []
-    return graph, found
+    return found
 
 
-def _laid_out(graph: Graph, dy: int, x: int, backward: Op) -> tuple[Graph, Op]:
+def _laid_out(builder: Builder, dy: int, x: int, backward: Op) -> Op:
     """A copy of the gradient in the layout of the images."""
-    like = graph.tensors[x]
-    tensor = Tensor(f"{graph.tensors[dy].name}_channels_last", len(graph.storages), like.shape, like.stride, like.dtype)
-    storage = Storage(tensor.n_bytes, "gradient", graph.storages[like.storage].device)
-    copy = replace(
+    copy = builder.add_like(x, f"{builder.tensors[dy].name}_channels_last", "gradient")
+    return replace(
         backward, name=f"{backward.name}_clone", kind="aten.clone.default", args=(Ref(dy),),
-        kwargs=(("memory_format", Atom("memory_format", "channels_last")),), outputs=(len(graph.tensors),),
+        kwargs=(("memory_format", Atom("memory_format", "channels_last")),), outputs=(copy,),
     )  # fmt: skip
-    return replace(graph, tensors=(*graph.tensors, tensor), storages=(*graph.storages, storage)), copy
 
 
 def _channels_last(tensor: Tensor) -> bool:
@@ -165,34 +161,3 @@ def _channels_last(tensor: Tensor) -> bool:
     _, C, H, W = tensor.shape
     expected = (H * W * C, 1, W * C, C)
     return all(n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride, expected, strict=True))
-
-
-def compact(graph: Graph) -> Graph:
-    """The graph without the tensors and storages that nothing touches any more."""
-    tensors = sorted({*graph.sources, *graph.outputs, *_touched(graph.ops)})
-    storages = sorted({graph.tensors[t].storage for t in tensors})
-    tensor_at = {old: new for new, old in enumerate(tensors)}
-    storage_at = {old: new for new, old in enumerate(storages)}
-    return replace(
-        graph,
-        storages=tuple(graph.storages[s] for s in storages),
-        tensors=tuple(replace(graph.tensors[t], storage=storage_at[graph.tensors[t].storage]) for t in tensors),
-        ops=tuple(
-            replace(
-                op,
-                args=tuple(replace_refs(value, tensor_at) for value in op.args),
-                kwargs=tuple((key, replace_refs(value, tensor_at)) for key, value in op.kwargs),
-                outputs=tuple(None if t is None else tensor_at[t] for t in op.outputs),
-                writes=tuple(storage_at[s] for s in op.writes),
-            )
-            for op in graph.ops
-        ),
-        sources={tensor_at[t]: source for t, source in graph.sources.items()},
-        outputs=tuple(tensor_at[t] for t in graph.outputs),
-        gradients={tensor_at[p]: tensor_at[g] for p, g in graph.gradients.items()},
-        constants={tensor_at[t]: value for t, value in graph.constants.items()},
-    )
-
-
-def _touched(ops: Iterable[Op]) -> set[int]:
-    return {t for op in ops for t in (*op.reads, *op.creates)}

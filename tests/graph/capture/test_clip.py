@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -50,6 +52,43 @@ def test_gradients_live_until_the_norm_is_known() -> None:
     norms = [n for n, op in enumerate(ops) if op.kind.startswith("aten.linalg_vector_norm")]
     assert len(norms) == 5  # of each gradient, and of all
     assert max(norms) < min(n for n, op in enumerate(ops) if op.phase == "update")
+
+
+class Mixed(nn.Module):
+    """Parameters of two types, one of which gets a gradient that is one number shown many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.wide, self.bias = nn.Linear(4, 3), nn.Linear(3, 2).double(), nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.wide(self.linear(x).double()).square().sum(1).float()
+        return y + self.bias.sum()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_types_of_gradients_may_differ(micro_batches: int) -> None:
+    """The norm has the wider of them, and each scaled gradient its own."""
+    torch.manual_seed(2)
+    ours, x = Mixed(), torch.randn(4, 4)
+    plain = copy.deepcopy(ours)
+    optimizer, plain_optimizer = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, plain))
+
+    def mean(model: nn.Module, x: Tensor) -> Tensor:
+        value: Tensor = model(x).mean()
+        return value
+
+    step = et.prepare(ours, mean, optimizer, (x,), clip_norm=0.5, micro_batches=micro_batches)
+    for _ in range(3):
+        found = step(x)
+        plain_optimizer.zero_grad()
+        right = mean(plain, x)
+        right.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        plain_optimizer.step()
+        assert torch.allclose(found, right, rtol=1e-5)
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
