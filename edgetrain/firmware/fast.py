@@ -21,12 +21,13 @@ FAST = FOLDER / "fast"
 ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
 SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
 # What the source of a kernel includes or calls, beside parallel and vector.
-_CONVOLUTIONS = ("convolve", "convolve_depthwise", "correlate", "correlate_narrow", "tile")
+_GEMM = ("convolve", "convolve_backward_weight", "convolve_backward_weight_narrow", "microkernel")
+_CONVOLUTIONS = ("convolve_depthwise", *_GEMM)
 _NEEDS = {
     "conv2d": _CONVOLUTIONS, "depthwise": ("conv2d", *_CONVOLUTIONS),
-    "depthwise3x3": ("convolve_depthwise",), "dense": ("convolve", "correlate", "correlate_narrow", "tile"),
-    "bias": ("columns",), "norm": ("columns",), "relu": ("numbers",), "clamp": ("numbers",), "add": ("numbers",),
-    "sgd": ("numbers",), "adam": ("numbers",),
+    "depthwise3x3": ("convolve_depthwise",), "dense": _GEMM,
+    "bias": ("channels",), "norm": ("channels",), "relu": ("elementwise",), "clamp": ("elementwise",),
+    "add": ("elementwise",), "sgd": ("elementwise",), "adam": ("elementwise",),
 }  # fmt: skip
 
 

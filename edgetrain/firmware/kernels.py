@@ -20,15 +20,15 @@ from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
 
 FOLDER = Path(__file__).parent / "kernels"
-_PRODUCTS = ("products", "tiles", "products_of_runs", "products_of_columns", "products_of_run_and_columns")
+_GEMM = ("gemm", "microkernel", "gemm_nt", "gemm_tn", "gemm_nn")
 # What a file includes beside its own header, or calls.
 _NEEDS = {
     "sigmoid": ("functions",), "tanh": ("functions",), "softmax_cross_entropy": ("functions",),
-    "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",), "conv2d": _PRODUCTS, "dense": _PRODUCTS,
-    "depthwise": ("conv2d", *_PRODUCTS),
+    "max_pool2d": ("pool2d",), "avg_pool2d": ("pool2d",), "conv2d": _GEMM, "dense": _GEMM,
+    "depthwise": ("conv2d", *_GEMM),
 }  # fmt: skip
-_HEADERS_ONLY = ("pool2d", "products", "sums", "tiles")
-_WITHOUT_HEADER = ("products_of_runs", "products_of_columns", "products_of_run_and_columns")
+_HEADERS_ONLY = ("pool2d", "gemm", "kernel", "microkernel")
+_WITHOUT_HEADER = ("gemm_nt", "gemm_tn", "gemm_nn")
 
 
 @dataclass
@@ -97,7 +97,7 @@ def files_of(kernels: Sequence[str]) -> list[str]:
     """The files that these kernels are built from: sources first, then headers; names with their endings."""
     parts = {part for name in kernels for part in (name, *_NEEDS.get(name, ()))}
     sources = sorted(f"{part}.c" for part in parts if part not in _HEADERS_ONLY)
-    return sources + sorted({f"{part}.h" for part in {*parts, "sums"} - {*_WITHOUT_HEADER}})
+    return sources + sorted({f"{part}.h" for part in {*parts, "kernel"} - {*_WITHOUT_HEADER}})
 
 
 def number(value: Value) -> str:
