@@ -6,13 +6,12 @@ It learns to rebuild spectra of a normal bearing; what it rebuilds badly is a fa
 recordings of two faults, and the last 1.8 seconds of the normal one, a quarter second after the three that it learned.
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import typer
+from firmware_study import command
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,12 +26,16 @@ Spectra = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Found:
+class Results:
     """auroc: how surely a window of that fault is rebuilt worse than one of the normal bearing; 0.5 is chance."""
 
     auroc: Mapping[str, float]
     before: Mapping[str, float]
     run: Run
+
+    def lines(self) -> list[str]:
+        before = self.before
+        return [f"{name}: AUROC {value:.4f} (before training {before[name]:.4f})" for name, value in self.auroc.items()]
 
 
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +68,7 @@ def judged(model: nn.Module, normal: torch.Tensor, faults: Spectra) -> dict[str,
     return {name: auroc(scores(normal), scores(x)) for name, x in faults.items()}
 
 
-def study(folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int = 1000, seed: int = 0) -> Found:
+def study(folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int = 1000, seed: int = 0) -> Results:
     torch.manual_seed(seed)
     learned, unseen, faults = divided(folder)
     model = Autoencoder(features=bearings.BANDS, hidden=HIDDEN, latent=LATENT)
@@ -76,18 +79,8 @@ def study(folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int
     et.export(graph, et.keep_all(graph, updates="final"), model, optimizer, target=target, out=out)
     run = run_firmware(out, batches)
     model.load_state_dict(dict(run.tensors), strict=False)
-    return Found(judged(model, unseen, faults), before, run)
-
-
-def main(folder: Path, target: str = "nrf52840", steps: int = 1000, seed: int = 0) -> None:
-    """Learn the sound of a bearing as firmware. FOLDER holds the recordings."""
-    with tempfile.TemporaryDirectory() as place:
-        found = study(folder, Path(place) / "fw", target=target, steps=steps, seed=seed)
-    run = found.run
-    print(f"loss {run.losses[0]:.3f} → {run.losses[-1]:.3f}; RAM {run.built.ram_bytes} bytes; {run.time_s:.1f} s")
-    for name, value in found.auroc.items():
-        print(f"{name}: AUROC {value:.4f} (before training {found.before[name]:.4f})")
+    return Results(judged(model, unseen, faults), before, run)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command(study, steps=1000, text="Learn the sound of a bearing as firmware. FOLDER holds the recordings.")

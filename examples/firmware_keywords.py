@@ -7,13 +7,12 @@ classifier learn the four classes that it has not heard, as C in 256 KB. PyTorch
 """
 
 import copy
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import typer
+from firmware_study import command
 from torch import nn
 from torch.nn import functional as F
 
@@ -30,13 +29,20 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Found:
+class Results:
     """Shares of right answers on samples that nothing was trained on: of the known classes, and of the new ones."""
 
     known: float
     firmware: float
     pytorch: float
     run: Run
+
+    def lines(self) -> list[str]:
+        return [
+            f"eight keywords, trained here: {self.known:.1%} right",
+            f"four new classes, {len(self.run.losses)} steps of {SAMPLES} as firmware: {self.firmware:.1%}",
+            f"the same in PyTorch: {self.pytorch:.1%}",
+        ]
 
 
 def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -87,7 +93,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[
 
 def study(
     folder: str | Path, out: Path, *, target: str = "nrf52840", steps: int = 200, epochs: int = 12, seed: int = 0
-) -> Found:
+) -> Results:
     torch.manual_seed(seed)
     data = datasets.load(str(folder), seed=seed)
     model = pretrained(*samples(data.train, known=True), epochs=epochs, width=0.5)
@@ -106,19 +112,8 @@ def study(
     there.load_state_dict(dict(run.tensors), strict=False)  # what was not trained is in the model already
     train(model, optimizer, batches)
     test = samples(data.test, known=False)
-    return Found(known, accuracy(there, *test), accuracy(model, *test), run)
-
-
-def main(folder: Path, target: str = "nrf52840", steps: int = 200, seed: int = 0) -> None:
-    """Learn new keywords as firmware. FOLDER holds the archive of MLPerf Tiny."""
-    with tempfile.TemporaryDirectory() as place:
-        found = study(folder, Path(place) / "fw", target=target, steps=steps, seed=seed)
-    run = found.run
-    print(f"eight keywords, trained here: {found.known:.1%} right")
-    print(f"four new classes, {steps} steps of {SAMPLES} on {target}: {found.firmware:.1%}")
-    print(f"the same in PyTorch: {found.pytorch:.1%}")
-    print(f"loss {run.losses[0]:.3f} → {run.losses[-1]:.3f}; RAM {run.built.ram_bytes} bytes; {run.time_s:.1f} s")
+    return Results(known, accuracy(there, *test), accuracy(model, *test), run)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command(study, steps=200, text="Learn new keywords as firmware. FOLDER holds the archive of MLPerf Tiny.")

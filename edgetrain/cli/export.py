@@ -18,8 +18,7 @@ from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, load_project
-from edgetrain.firmware.export import Project, require_new_folder
-from edgetrain.firmware.export import export as write_project
+from edgetrain.firmware.export import Project, require_new_folder, write_project
 from edgetrain.firmware.planned import MOMENTUM, firmware_step
 from edgetrain.firmware.target import load_target
 from edgetrain.measure.sensors.room import require_room
@@ -74,7 +73,7 @@ def export(
     if data is not None and classes is not None:
         raise typer.BadParameter("the data says how many there are; leave one of the two out", param_hint="--classes")
     chosen_target = load_target(target)
-    require_new_folder(out)
+    folder = require_new_folder(out)
     torch.manual_seed(seed)
     net, task, example = _model(model, data, batch, classes, input_size, width, seed)
     net.train()
@@ -87,7 +86,7 @@ def export(
         doing(f"planning for {chosen_target.device.name}")
         plan = step.plan(None if memory is None else parse_bytes(memory))
         doing(f"writing {out}")
-        project = write_project(step.graph, plan, net, updates, target=chosen_target, out=out, keep_every=keep_every)
+        project = write_project(step.assemble(plan, keep_every=keep_every), folder)
         doing("comparing every tensor with PyTorch")
         checked = _checked(project, net, task, updates, example, check) if check else []
     wrong = [row for row in checked if not row.right]

@@ -14,11 +14,12 @@ what lasts, to the byte. `height_bytes` is the arena; it is the same wherever th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.firmware.lowering import WORD_BYTES
 from edgetrain.graph.ir import Graph
-from edgetrain.plan.layout import Block, check, lay_out
+from edgetrain.plan.layout import Block, Layout, check, lay_out
 from edgetrain.plan.plan import Compute, Free, Plan
 
 _SEARCH_S = 4.0  # for a layout without gaps, where greedy ones leave some
@@ -46,9 +47,7 @@ class Arena:
 def arena_of(graph: Graph, plan: Plan) -> Arena:
     """The lives of all storages, laid out."""
     found = _lives(graph, plan)
-    blocks = [_block(graph, chain) for chain in found]
-    layout = lay_out(blocks, alignment=WORD_BYTES, time_limit_s=_SEARCH_S)
-    check(blocks, layout, alignment=WORD_BYTES)
+    layout = _layout(tuple(_block(graph, chain) for chain in found))
     lives = [
         Life(life.storage, life.start, life.end, offset, life.over)
         for chain, offset in zip(found, layout.offsets, strict=True)
@@ -59,6 +58,15 @@ def arena_of(graph: Graph, plan: Plan) -> Arena:
         raise InternalError(f"the arena holds {layout.live_peak_bytes} bytes at its peak, the plan says {expected}")
     lives.sort(key=lambda life: (life.start, life.storage))
     return Arena(tuple(lives), layout.height_bytes, layout.live_peak_bytes)
+
+
+@lru_cache(maxsize=16)
+def _layout(blocks: tuple[Block, ...]) -> Layout:
+    """Once for the same blocks: a search with a time limit may find another layout the next time, and the arena that
+    `export` writes must be the one that `fit` judged."""
+    layout = lay_out(blocks, alignment=WORD_BYTES, time_limit_s=_SEARCH_S)
+    check(blocks, layout, alignment=WORD_BYTES)
+    return layout
 
 
 def _block(graph: Graph, chain: list[Life]) -> Block:

@@ -39,6 +39,9 @@ _PACKAGES = {
 }  # fmt: skip
 _IN_FLASH = (".vectors", ".text", ".rodata", ".ARM.exidx", ".ARM.extab", ".data")
 _IN_RAM = (".stack", ".data", ".bss", ".arena")
+_DTYPES = ("float32", "int32", "int64")
+_MAX_INPUTS = 1000
+_MAX_ELEMENTS, _MAX_DIMS = 1 << 31, 8  # of a tensor of firmware
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,12 @@ def _project(data: Any) -> dict[str, Any]:
     for key in ("inputs", "tensors"):
         for tensor in data[key]:
             right = all(type(n) is int and n >= 0 for n in tensor["shape"]) and tensor["dtype"] in _DTYPES
-            right = right and math.prod(tensor["shape"]) <= MOST_ELEMENTS and len(tensor["shape"]) <= MOST_DIMS
+            right = right and math.prod(tensor["shape"]) <= _MAX_ELEMENTS and len(tensor["shape"]) <= _MAX_DIMS
             right &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
             right &= type(tensor.get("below", 1)) is int and tensor.get("below", 1) > 0
             if not right or not isinstance(tensor["name"], str):
                 raise ValueError(f"a tensor is {json.dumps(tensor)}")
-    if not data["inputs"] or max(tensor["position"] for tensor in data["inputs"]) > MOST_INPUTS:
+    if not data["inputs"] or max(tensor["position"] for tensor in data["inputs"]) > _MAX_INPUTS:
         raise ValueError(f"inputs are {json.dumps(data['inputs'])[:200]}")
     for key in ("keep_every", "kept_bytes", "arena_bytes", "lasting_bytes"):
         if type(data[key]) is not int:
@@ -102,11 +105,6 @@ def _project(data: Any) -> dict[str, Any]:
     if type(data["is_board"]) is not bool or re.fullmatch(r"[\w.-]+", data["target"]) is None:
         raise ValueError(f"is_board is {shown(data['is_board'])} and target {shown(data['target'])}")
     return dict(data)
-
-
-_DTYPES = ("float32", "int32", "int64")
-MOST_INPUTS = 1000
-MOST_ELEMENTS, MOST_DIMS = 1 << 31, 8  # of a tensor of firmware
 
 
 def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | None = None) -> Built:

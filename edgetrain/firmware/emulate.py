@@ -25,13 +25,12 @@ import numpy as np
 import torch
 
 from edgetrain import ranges
-from edgetrain.dtypes import dtype_of
 from edgetrain.errors import EdgetrainError, UserError
 from edgetrain.files import checked_path, require_regular
 from edgetrain.firmware import counts
 from edgetrain.firmware.build import SILENT, Built, Variant, build, load_project, require
 from edgetrain.firmware.counts import CountedCall
-from edgetrain.firmware.export import from_memory
+from edgetrain.firmware.values import from_memory, to_memory
 from edgetrain.measure.sensors.room import require_room
 
 CODES = {
@@ -45,7 +44,6 @@ CODES = {
     16: "this processor lacks the vectors that the program was built for (make fast VECTORS= builds it without)",
 }
 _TRAIN, _PREDICT = 0, 1
-_WIDTHS = {"float32": 4, "int32": 4, "int64": 8}
 _POLL_S = 0.05
 
 
@@ -177,7 +175,9 @@ def _require_room(project: dict[str, Any], count: int, variant: Variant, predict
     tells = variant not in SILENT and not predict
     each = sum(4 * sizes.get(name, 0) for name in project["gradients"])
     reported_bytes = count * (each + sum(math.prod(d["shape"]) for d in project["sides"])) if tells else 0
-    written = count * sum(_WIDTHS[d["dtype"]] * math.prod(d["shape"]) for d in project["inputs"]) + reported_bytes
+    written = (
+        count * sum(np.dtype(d["dtype"]).itemsize * math.prod(d["shape"]) for d in project["inputs"]) + reported_bytes
+    )
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if written > free:
@@ -223,8 +223,7 @@ def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tens
                 f"batch {number} does not fit the firmware", expected=f"{described['name']}: {described['shape']}",
                 received=str(list(value.shape)),
             )  # fmt: skip
-        value = value.detach().to("cpu", dtype_of(described["dtype"]))
-        found += (value.permute(0, 2, 3, 1) if value.dim() == 4 else value).contiguous().numpy().tobytes()
+        found += to_memory(value, described["dtype"])
     return found
 
 
@@ -287,9 +286,10 @@ def _read(
     gradients: tuple[Mapping[str, torch.Tensor], ...] = ()
     sides: tuple[Sequence[torch.Tensor], ...] = ()
     if variant not in SILENT and not predict:
-        gradients = tuple(_shown(project, (where / "shown.bin").read_bytes(), max(steps - before, 0)))
-        sides = tuple(_sides(project, (where / "sides.bin").read_bytes(), max(steps - before, 0)))
-    tensors = dict(_trained(project, (where / "trained.bin").read_bytes()))
+        gradients = tuple(_shown(project, _Tensors(where / "shown.bin"), max(steps - before, 0)))
+        sides = tuple(_sides(project, _Tensors(where / "sides.bin"), max(steps - before, 0)))
+    trained = _Tensors(where / "trained.bin")
+    tensors = {tensor["name"]: trained.next(tensor["shape"], tensor["dtype"]) for tensor in project["tensors"]}
     counted = counts.read(project, built.program, where)
     resident = None if project["emulator"] else _resident_bytes(where / "resident.txt")
     return Run(
@@ -303,32 +303,32 @@ def _resident_bytes(file: Path) -> int | None:
     return int(words[1]) * 1024 if len(words) == 3 and words[1].isdecimal() else None
 
 
-def _trained(project: dict[str, Any], data: bytes) -> Iterator[tuple[str, torch.Tensor]]:
-    at = 0
-    for tensor in project["tensors"]:
-        n_bytes = int(np.prod(tensor["shape"], dtype=np.int64)) * np.dtype(tensor["dtype"]).itemsize
-        yield tensor["name"], from_memory(data[at : at + n_bytes], tensor["shape"], tensor["dtype"])
-        at += n_bytes
+class _Tensors:
+    """The tensors of a file, one after the other."""
+
+    def __init__(self, file: Path) -> None:
+        self._data, self._at = file.read_bytes(), 0
+
+    def skip(self, n_bytes: int) -> None:
+        self._at += n_bytes
+
+    def next(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        start = self._at
+        self.skip(math.prod(shape) * np.dtype(dtype).itemsize)
+        return from_memory(self._data[start : self._at], shape, dtype)
 
 
-def _shown(project: dict[str, Any], data: bytes, steps: int) -> Iterator[Mapping[str, torch.Tensor]]:
+def _shown(project: dict[str, Any], shown: _Tensors, steps: int) -> Iterator[Mapping[str, torch.Tensor]]:
     shapes = {tensor["name"]: tensor["shape"] for tensor in project["tensors"]}
-    at = 0
     for _ in range(steps):
         found = {}
         for name in project["gradients"]:
-            (n_bytes,) = struct.unpack_from("<I", data, at)
-            found[name] = from_memory(data[at + 4 : at + 4 + n_bytes], shapes[name], "float32")
-            at += 4 + n_bytes
+            shown.skip(4)  # the number of its bytes
+            found[name] = shown.next(shapes[name], "float32")
         yield found
 
 
-def _sides(project: dict[str, Any], data: bytes, steps: int) -> Iterator[Sequence[torch.Tensor]]:
-    at = 0
+def _sides(project: dict[str, Any], sides: _Tensors, steps: int) -> Iterator[Sequence[torch.Tensor]]:
     for _ in range(steps):
-        found: dict[int, torch.Tensor] = {}
-        for place in project["sides"]:
-            n_bytes = int(np.prod(place["shape"], dtype=np.int64))
-            found[place["call"]] = from_memory(data[at : at + n_bytes], place["shape"], "uint8")
-            at += n_bytes
+        found = {place["call"]: sides.next(place["shape"], "uint8") for place in project["sides"]}
         yield [found[call] for call in sorted(found)]

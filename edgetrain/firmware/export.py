@@ -25,25 +25,33 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from edgetrain.arguments import checked
-from edgetrain.dtypes import dtype_name, dtype_of
 from edgetrain.errors import UserError
 from edgetrain.files import checked_path, explained, refuse_link
 from edgetrain.firmware import board_files
-from edgetrain.firmware.arena import Arena, arena_of
-from edgetrain.firmware.emit import Called, Lasting, Part, emit, has_bends, labels_of, lasting_tensors
+from edgetrain.firmware.emit import emit
+from edgetrain.firmware.emit_calls import Called
 from edgetrain.firmware.fit import infeasible, require_flash
 from edgetrain.firmware.kernels import files_of
 from edgetrain.firmware.lower import is_lowered, lower_for_firmware
 from edgetrain.firmware.lowering import WORD_BYTES
+from edgetrain.firmware.program import (
+    Function,
+    Lasting,
+    Program,
+    function_of,
+    has_bends,
+    labels_of,
+    lasting_tensors,
+)
 from edgetrain.firmware.target import Kept, Placed, Target, keep, load_target, place
+from edgetrain.firmware.values import with_values
 from edgetrain.graph.capture import optimizers
 from edgetrain.graph.capture.training import capture_inference
-from edgetrain.graph.ir import Graph, Source
+from edgetrain.graph.ir import Graph
 from edgetrain.ops import update
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Plan
@@ -99,79 +107,67 @@ def export(
     """
     if keep_every is not None and keep_every not in STEPS:
         raise UserError("keep_every is wrong", expected=f"steps: {STEPS}", received=shown(keep_every))
-    chosen = load_target(target)
-    folder = require_new_folder(Path(out))
+    chosen, folder = load_target(target), require_new_folder(Path(out))
     _require_lowered(graph)
     validate(graph, plan)
     _require_plan(plan)
-    program = _program(graph, plan, model, optimizer, chosen, predict=predict, keep_every=keep_every)
-    step, lasting, weights, kept = program.step, program.lasting, program.weights, program.kept
-    project = replace(program.project, folder=folder)
-    groups = [update.settings(optimizers.kind_of(optimizer), group) for group in optimizer.param_groups]
-    emitted = emit(
-        step, program.predicting, lasting, groups, kind=optimizers.kind_of(optimizer), fresh=not optimizer.state,
-        keep_every=keep_every or 0,
-    )  # fmt: skip
-    model_key = zlib.crc32(weights, zlib.crc32(emitted.source.encode()))
-    files: dict[str, str | bytes] = {
-        "model.c": emitted.source,
-        "model.h": emitted.header,
-        "weights.bin": weights,
-        "project.json": json.dumps(_described(project, chosen, step, lasting, emitted.calls, keep_every or 0), indent=1)
-        + "\n",
-        "README.md": _readme(project, chosen, step),
-        **{f"kernels/{name}": path.read_text() for name, path in files_of(emitted.kernels).items()},
-        **board_files.files(chosen, program.placed, emitted.kernels, kept, model_key),
-    }
-    _write(folder, files)
-    return project
+    assembled = assemble(graph, plan, model, optimizer, chosen, predict=predict, keep_every=keep_every)
+    return write_project(assembled, folder)
 
 
 @dataclass(frozen=True)
-class _Program:
+class Assembled:
     """All of a project but its text. project: without a folder."""
 
     project: Project
-    step: Part
-    predicting: Part | None
-    lasting: list[Lasting]
+    target: Target
+    program: Program
     weights: bytes
     kept: Kept | None
     placed: Placed | None
 
 
-def _program(
+def assemble(
     graph: Graph,
     plan: Plan,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     target: Target,
     *,
-    predict: bool,
-    keep_every: int | None,
-) -> _Program:
-    step = Part(graph, plan, arena_of(graph, plan))
-    predicting = prediction(graph, model) if predict else None
-    lasting, weights = _with_values(lasting_tensors(graph), graph, model, optimizer)
-    copy_bytes = None if keep_every is None else _copy_bytes(lasting, optimizer)
-    kept = None if copy_bytes is None else keep(target, copy_bytes)
-    project = _project(target, step, predicting, lasting, weights, kept)
-    placed = _require_room(target, project, graph, lasting, copy_bytes)
-    return _Program(project, step, predicting, lasting, weights, kept, placed)
-
-
-def project_of(
-    graph: Graph,
-    plan: Plan,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    target: Target,
+    predict: bool = True,
     keep_every: int | None = None,
-) -> Project:
-    """What `export` would write of a planned step, with its bytes; `Infeasible` where it would be. Nothing is
-    written."""
-    return _program(graph, plan, model, optimizer, target, predict=True, keep_every=keep_every).project
+) -> Assembled:
+    """What `export` would write, with its bytes; `Infeasible` where it would be. Nothing is written."""
+    step = function_of(graph, plan)
+    predicting = prediction(graph, model) if predict else None
+    lasting, weights = with_values(lasting_tensors(graph), graph, model, optimizer)
+    kind = optimizers.kind_of(optimizer)
+    groups = [update.settings(kind, group) for group in optimizer.param_groups]
+    program = Program(step, predicting, lasting, groups, kind, not optimizer.state, keep_every or 0)
+    copy_bytes = None if keep_every is None else _copy_bytes(program)
+    kept = None if copy_bytes is None else keep(target, copy_bytes)
+    project = _project(target, program, weights, kept)
+    placed = _require_room(target, project, program, copy_bytes)
+    return Assembled(project, target, program, weights, kept, placed)
+
+
+def write_project(assembled: Assembled, folder: Path) -> Project:
+    """Write it to a folder that `require_new_folder` has seen."""
+    target, program, weights = assembled.target, assembled.program, assembled.weights
+    project = replace(assembled.project, folder=folder)
+    emitted = emit(program)
+    model_key = zlib.crc32(weights, zlib.crc32(emitted.source.encode()))
+    files: dict[str, str | bytes] = {
+        "model.c": emitted.source,
+        "model.h": emitted.header,
+        "weights.bin": weights,
+        "project.json": json.dumps(_described(project, target, program, emitted.calls), indent=1) + "\n",
+        "README.md": _readme(project, target, program.step),
+        **{f"kernels/{name}": path.read_text() for name, path in files_of(emitted.kernels).items()},
+        **board_files.files(target, assembled.placed, emitted.kernels, assembled.kept, model_key),
+    }
+    _write(folder, files)
+    return project
 
 
 # ---- what is asked for
@@ -209,108 +205,26 @@ def _require_plan(plan: Plan) -> None:
         )  # fmt: skip
 
 
-def prediction(graph: Graph, model: nn.Module) -> Part:
+def prediction(graph: Graph, model: nn.Module) -> Function:
     """The model's own results for the first tensor of a batch."""
     shape = graph.tensors[graph.inputs[0]].shape
     with torch.no_grad():
         captured = capture_inference(model, (torch.zeros(shape),))
     lowered = lower_for_firmware(captured, model)
-    plan = keep_all(lowered, updates="final")
-    return Part(lowered, plan, arena_of(lowered, plan))
-
-
-# ---- first values
-
-
-def _with_values(
-    lasting: list[Lasting], graph: Graph, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[list[Lasting], bytes]:
-    """The tensors with their places in weights.bin, and its content. Zeros are not kept."""
-    found, content = [], bytearray()
-    for item in lasting:
-        if item.role == "input":
-            found.append(item)
-            continue
-        value = in_memory(_value(graph, item, model, optimizer), graph, item.tensor)
-        if not any(value) and item.changes:
-            found.append(item)
-            continue
-        content += b"\0" * (-len(content) % 8)
-        found.append(replace(item, offset=len(content)))
-        content += value
-    return found, bytes(content)
-
-
-def _value(graph: Graph, item: Lasting, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    tensor, source = graph.tensors[item.tensor], graph.sources[item.tensor]
-    try:
-        value = _found(source, model, optimizer)
-    except (AttributeError, IndexError, KeyError) as error:
-        raise _other(item.name) from error
-    if value is None:
-        return torch.zeros(tensor.shape, dtype=dtype_of(tensor.dtype))
-    if tuple(value.shape) != tensor.shape or dtype_name(value.dtype) != tensor.dtype:
-        raise _other(item.name)
-    return value
-
-
-def _found(source: Source, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    if source.sort == "parameter":
-        return model.get_parameter(source.path)
-    if source.sort == "buffer":
-        return model.get_buffer(source.path)
-    group, index, *key = source.path.split(".")
-    parameter = optimizer.param_groups[int(group)]["params"][int(index)]
-    if source.sort == "optimizer":
-        return torch.as_tensor(parameter)
-    state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-    found = state.get(key[0])
-    return None if found is None else torch.as_tensor(found)
-
-
-def _other(name: str) -> UserError:
-    return UserError(
-        f"{name} is not in this model or optimizer as the graph has it",
-        expected="the model and the optimizer that the graph was captured from",
-    )
-
-
-def in_memory(value: torch.Tensor, graph: Graph, t: int) -> bytes:
-    """A tensor's bytes as firmware has them: images and filters with their channels innermost."""
-    tensor = graph.tensors[t]
-    value = value.detach().to("cpu", dtype_of(tensor.dtype))
-    if len(tensor.shape) == 4:
-        value = value.permute(0, 2, 3, 1)
-    return value.contiguous().numpy().tobytes()
-
-
-def from_memory(data: bytes, shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """The inverse of `in_memory`."""
-    flat = torch.from_numpy(np.frombuffer(data, dtype=dtype).copy())
-    if len(shape) != 4:
-        return flat.reshape(tuple(shape))
-    B, C, H, W = shape
-    return flat.reshape(B, H, W, C).permute(0, 3, 1, 2).contiguous()
+    return function_of(lowered, keep_all(lowered, updates="final"))
 
 
 # ---- does it fit?
 
 
-def _copy_bytes(lasting: list[Lasting], optimizer: torch.optim.Optimizer) -> int:
+def _copy_bytes(program: Program) -> int:
     """What a copy in flash holds: every tensor that changes but the batch, settings, seed and step."""
-    tensors = sum(item.n_bytes for item in lasting if item.changes and item.role != "input")
-    return tensors + _SETTINGS_BYTES * len(optimizer.param_groups) + _RUN_BYTES
+    return sum(item.n_bytes for item in program.trained) + _SETTINGS_BYTES * len(program.groups) + _RUN_BYTES
 
 
-def _project(
-    target: Target,
-    step: Part,
-    predicting: Part | None,
-    lasting: list[Lasting],
-    weights: bytes,
-    kept: Kept | None,
-) -> Project:
-    arenas: list[Arena] = [step.arena] + ([predicting.arena] if predicting is not None else [])
+def _project(target: Target, program: Program, weights: bytes, kept: Kept | None) -> Project:
+    step, lasting = program.step, program.lasting
+    arenas = [function.arena for function in (step, program.predict) if function is not None]
     return Project(
         folder=Path(),
         target=target.name,
@@ -324,13 +238,12 @@ def _project(
     )
 
 
-def _require_room(
-    target: Target, project: Project, graph: Graph, lasting: list[Lasting], copy_bytes: int | None
-) -> Placed | None:
+def _require_room(target: Target, project: Project, program: Program, copy_bytes: int | None) -> Placed | None:
     """Where things lie; Infeasible where they do not fit. Linux gives what it has."""
     if not target.is_board:
         return None
-    state_bytes = sum(item.n_bytes for item in lasting if item.role == "state" and item.offset is not None)
+    graph = program.step.graph
+    state_bytes = sum(item.n_bytes for item in program.lasting if item.role == "state" and item.offset is not None)
     require_flash(graph, target, weights_bytes=project.weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
     placed = place(target, arena_bytes=project.arena_bytes, rest_bytes=project.lasting_bytes)
     if placed is not None:
@@ -341,11 +254,9 @@ def _require_room(
 # ---- files
 
 
-def _described(
-    project: Project, target: Target, step: Part, lasting: list[Lasting], calls: Sequence[Called], keep_every: int
-) -> dict[str, Any]:
+def _described(project: Project, target: Target, program: Program, calls: Sequence[Called]) -> dict[str, Any]:
     """What build, emulate and the comparison with PyTorch need to know."""
-    graph = step.graph
+    step, graph = program.step, program.step.graph
     classes = {labels: below for labels, _, below in labels_of(graph)}
 
     def tensor(item: Lasting) -> dict[str, Any]:
@@ -371,19 +282,19 @@ def _described(
         "frozen_bytes": project.frozen_bytes,
         "weights_bytes": project.weights_bytes,
         "kept_bytes": project.kept_bytes,
-        "keep_every": keep_every,
+        "keep_every": program.keep_every,
         "compiler": target.firmware.compiler,
         "emulator": list(target.firmware.emulator),
         "is_board": target.is_board,
-        "inputs": [tensor(item) for item in lasting if item.role == "input"],
-        "tensors": [tensor(item) for item in lasting if item.changes and item.role != "input"],
+        "inputs": [tensor(item) for item in program.inputs],
+        "tensors": [tensor(item) for item in program.trained],
         "gradients": shown,
         "sides": _sides(step),
         "calls": [asdict(call) for call in calls],
     }
 
 
-def _sides(step: Part) -> list[dict[str, Any]]:
+def _sides(step: Function) -> list[dict[str, Any]]:
     """What a debug build tells of functions with bends, in its order. call: of those functions, as the model does."""
     graph = step.graph
     calls = [n for n, op in enumerate(graph.ops) if has_bends(op)]
@@ -397,7 +308,7 @@ in the emulator and on Linux. On the board that takes a driver, board/flash_boar
 """
 
 
-def _readme(project: Project, target: Target, step: Part) -> str:
+def _readme(project: Project, target: Target, step: Function) -> str:
     graph, plan = step.graph, step.plan
     kept = "" if not project.kept_bytes else _KEPT
     batch = ", ".join(f"{graph.tensors[t]}" for t in graph.inputs)

@@ -30,7 +30,7 @@ def has_fast(source: CSource) -> bool:
 
 def files_of(sources: Sequence[CSource], *, fast: bool = False) -> dict[str, Path]:
     """The files that these are built from, in vectors or not: first sources, then headers; by their names."""
-    inside, everywhere = ("fast", ("parallel", "vector")) if fast else ("", ("sums",))
+    inside, everywhere = ("fast", ("parallel", "vector")) if fast else ("", ("kernel",))
     parts = [(part, s.folder or FOLDER) for s in sources for part in (s.file, *(s.fast_needs if fast else s.needs))]
     found: dict[str, Path] = {}
     for part, folder in (*parts, *((part, FOLDER) for part in everywhere)):

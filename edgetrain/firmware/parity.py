@@ -26,7 +26,7 @@ from torch import nn
 from edgetrain.errors import EdgetrainError
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
-from edgetrain.firmware.references import FACTOR, Batch, Found, References, Tensors
+from edgetrain.firmware.references import FACTOR, Batch, Found, References, Tensors, furthest
 
 _EPS = torch.finfo(torch.float32).eps
 
@@ -129,10 +129,6 @@ def _rows(what: str, step: int, found: Tensors, known: Found, program: int) -> I
     exact = known.exact[program]
     for name, value in found.items():
         if name in exact:
-            own = max(_furthest(single[name], double[name]) for single, double in known.pairs)
-            scale = _furthest(exact[name], torch.zeros_like(exact[name]))
-            yield Row(what, name, step, _furthest(value, exact[name]), own, scale)
-
-
-def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+            own = max(furthest(single[name], double[name]) for single, double in known.pairs)
+            scale = furthest(exact[name], torch.zeros_like(exact[name]))
+            yield Row(what, name, step, furthest(value, exact[name]), own, scale)

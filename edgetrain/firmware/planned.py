@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from edgetrain.costs.table import Costs
-from edgetrain.firmware.export import Project, prediction, project_of
+from edgetrain.firmware.export import Assembled, Project, assemble, prediction
 from edgetrain.firmware.fit import plan_for
 from edgetrain.firmware.instructions import firmware_costs
 from edgetrain.firmware.lower import lower_for_firmware
@@ -64,9 +64,11 @@ class FirmwareStep:
 
     def project(self, plan: Plan, *, keep_every: int | None = None) -> Project:
         """The bytes of the program."""
-        return project_of(
-            self.graph, plan, self.model, self.optimizer, target=self.target, keep_every=keep_every
-        )  # fmt: skip
+        return self.assemble(plan, keep_every=keep_every).project
+
+    def assemble(self, plan: Plan, *, keep_every: int | None = None) -> Assembled:
+        """What is written of the plan."""
+        return assemble(self.graph, plan, self.model, self.optimizer, self.target, keep_every=keep_every)
 
 
 def firmware_step(

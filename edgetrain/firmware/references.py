@@ -92,7 +92,7 @@ class References:
         for n, single in enumerate(self._singles):
             seen = single.backward(self._loss, batch, Seen())
             beside = self._beside(n, batch, plain, before, Sided(seen.ways))
-            off = [max(o, _furthest(a, b)) for o, a, b in zip(off, seen.values, beside.values, strict=True)]
+            off = [max(o, furthest(a, b)) for o, a, b in zip(off, seen.values, beside.values, strict=True)]
         for program, ways in enumerate(taken):
             given = plain.ways if ways is None else ways
             if len(given) != len(off):
@@ -131,7 +131,7 @@ class References:
         return Found(doubles[len(singles) :], list(zip(singles, doubles, strict=False)))
 
 
-def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
+def furthest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
 

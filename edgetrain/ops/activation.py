@@ -60,8 +60,8 @@ def _clamped(op: Op) -> tuple[Value, Value]:
 
 
 for _family, _fast_needs, _bends, _flops in (
-    ("relu", ("numbers",), _above_zero, (1, 1)),
-    ("clamp", ("numbers",), _clamped, (1, 1)),
+    ("relu", ("elementwise",), _above_zero, (1, 1)),
+    ("clamp", ("elementwise",), _clamped, (1, 1)),
     ("sigmoid", (), None, (20, 3)),
     ("tanh", (), None, (20, 3)),
 ):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgetrain.graph.ir import Graph, Op
 
-_RUN, _TILE = 20, 4  # of the matrix kernels
+_K_BLOCK, _TILE = 20, 4  # of the microkernel
 
 
 def elements(graph: Graph, op: Op) -> Sequence[float]:
@@ -26,21 +26,21 @@ def elements(graph: Graph, op: Op) -> Sequence[float]:
 
 
 @dataclass(frozen=True)
-class _Products:
-    """calls × a product of M × N results, each a sum of I."""
+class _Gemm:
+    """calls × a product of M × N results, each a sum of K products."""
 
     calls: float
     M: float
     N: float
-    I: float  # noqa: E741 the name that the kernel has for it
+    K: float
 
     @property
     def features(self) -> Sequence[float]:
         tiles_m, tiles_n = math.ceil(self.M / _TILE), math.ceil(self.N / _TILE)
         tiles = tiles_m * tiles_n
         each = (
-            self.M * self.N * self.I, (self.M * tiles_n + self.N * tiles_m) * self.I, tiles * self.I,
-            tiles * math.ceil(self.I / _RUN), self.M * self.N, 1.0,
+            self.M * self.N * self.K, (self.M * tiles_n + self.N * tiles_m) * self.K, tiles * self.K,
+            tiles * math.ceil(self.K / _K_BLOCK), self.M * self.N, 1.0,
         )  # fmt: skip
         return tuple(self.calls * part for part in each)
 
@@ -53,10 +53,10 @@ def _what(op: Op) -> str:
 def dense(graph: Graph, op: Op) -> Sequence[float]:
     first, second = (graph.tensors[t].shape for t in op.reads[:2])
     if _what(op) == "forward":
-        return _Products(1, first[0], second[0], second[1]).features
+        return _Gemm(1, first[0], second[0], second[1]).features
     if _what(op) == "backward_weight":
-        return _Products(1, first[1], second[1], first[0]).features
-    return _Products(1, first[0], second[1], second[0]).features
+        return _Gemm(1, first[1], second[1], first[0]).features
+    return _Gemm(1, first[0], second[1], second[0]).features
 
 
 @dataclass(frozen=True)
@@ -97,24 +97,24 @@ def conv2d(graph: Graph, op: Op) -> Sequence[float]:
     (B, C, H, _), (_, K, P, Q), (_, _, R, S) = s.x, s.y, s.weight
     C, K = C // s.groups, K // s.groups
     if _what(op) == "forward":
-        products = _Products(B * min(P, Q) * s.groups, max(P, Q), K, R * S * C * s.filled)
+        gemm = _Gemm(B * min(P, Q) * s.groups, max(P, Q), K, R * S * C * s.filled)
         edges = B * (P + Q) * s.groups
     elif _what(op) == "backward_weight":
-        products = _Products(R * S / s.together * s.groups, K, s.together * C, B * P * Q * s.filled)
+        gemm = _Gemm(R * S / s.together * s.groups, K, s.together * C, B * P * Q * s.filled)
         edges = R * S * s.groups
     else:
         together = s.together if s.x[1] < _TILE else 1
         rows = R / min(R, s.stride[0])
-        products = _Products(B * H * S / together * s.groups, Q, together * C, rows * K * s.filled)
+        gemm = _Gemm(B * H * S / together * s.groups, Q, together * C, rows * K * s.filled)
         edges = B * H * R * s.groups
-    return (*products.features, edges, math.prod(graph.tensors[op.creates[0]].shape))
+    return (*gemm.features, edges, math.prod(graph.tensors[op.creates[0]].shape))
 
 
 def pointwise(graph: Graph, op: Op) -> Sequence[float]:
     s = _window(graph, op)
     places, C, K = s.y[0] * s.y[2] * s.y[3], s.x[1], s.y[1]
     shape = {"forward": (places, K, C), "backward_weight": (K, C, places), "backward_input": (places, C, K)}[_what(op)]
-    return _Products(1, *shape).features
+    return _Gemm(1, *shape).features
 
 
 def depthwise(graph: Graph, op: Op) -> Sequence[float]:

@@ -10,7 +10,7 @@ from edgetrain.graph.ir import Graph, Op, Value, bytes_of
 from edgetrain.ops import c_features
 from edgetrain.ops.c import CKernel, CSource, Scene, called, function, identifier, ints
 from edgetrain.ops.entry import Entry, of_torch, own
-from edgetrain.ops.matmul import CONVOLVE, DENSE, PRODUCTS
+from edgetrain.ops.matmul import DENSE, FAST_GEMM, GEMM
 from edgetrain.ops.work import Kind, Rule, Work, done, tensor
 
 # ---- work
@@ -131,8 +131,8 @@ of_torch(
     Entry(category="convolution", raises="never", columns=True, work=_counted(backward=True)), "convolution_backward"
 )
 
-_CONV2D = CSource("conv2d", PRODUCTS, (*CONVOLVE, "convolve_depthwise"))
-_DEPTHWISE = CSource("depthwise", ("conv2d", *PRODUCTS), ("conv2d", *CONVOLVE, "convolve_depthwise"))
+_CONV2D = CSource("conv2d", GEMM, (*FAST_GEMM, "convolve_depthwise"))
+_DEPTHWISE = CSource("depthwise", ("conv2d", *GEMM), ("conv2d", *FAST_GEMM, "convolve_depthwise"))
 _DEPTHWISE3X3 = CSource("depthwise3x3", (), ("convolve_depthwise",))
 for _family, _kernel in (
     ("conv2d", CKernel(_CONV2D, _conv2d, c_features.conv2d)),

@@ -52,7 +52,7 @@ def _count(s: Scene, op: Op) -> list[str]:
 
 _FIRMWARE = Entry(kernels=(), category="elementwise", raises="never")
 own(
-    replace(_FIRMWARE, overwrites=OUT, c=CKernel(CSource("add", (), ("numbers",)), elementwise)),
+    replace(_FIRMWARE, overwrites=OUT, c=CKernel(CSource("add", (), ("elementwise",)), elementwise)),
     "add.forward",
 )
 own(replace(_FIRMWARE, c=CKernel(CSource("counter"), _count)), "counter.add")

@@ -18,9 +18,9 @@ of_torch(Entry(category="matrix product", one_type=True), "addbmm vdot")
 
 # ---- firmware
 
-PRODUCTS = ("products", "tiles", "products_of_runs", "products_of_columns", "products_of_run_and_columns")
-CONVOLVE = ("convolve", "correlate", "correlate_narrow", "tile")
-DENSE = CSource("dense", PRODUCTS, CONVOLVE)
+GEMM = ("gemm", "microkernel", "gemm_nt", "gemm_tn", "gemm_nn")
+FAST_GEMM = ("convolve", "convolve_backward_weight", "convolve_backward_weight_narrow", "microkernel")
+DENSE = CSource("dense", GEMM, FAST_GEMM)
 
 
 def _multiplied(rows_of: int) -> Rule:

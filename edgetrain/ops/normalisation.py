@@ -85,7 +85,7 @@ def _clamped(op: Op) -> tuple[Value, Value]:
     return op.args[-2], op.args[-1]
 
 
-_SOURCE = CSource("norm", (), ("columns",))
+_SOURCE = CSource("norm", (), ("channels",))
 _OWN = replace(_NORM, raises="never", work=each(4))
 own(
     replace(

@@ -31,7 +31,7 @@ def _bias(s: Scene, op: Op) -> list[str]:
 own(
     Entry(
         kernels=(), category="pooling and reduction", raises="never", work=each(4),
-        c=CKernel(CSource("bias", (), ("columns",)), _bias),
+        c=CKernel(CSource("bias", (), ("channels",)), _bias),
     ),
     "bias.backward",
 )  # fmt: skip

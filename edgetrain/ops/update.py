@@ -283,8 +283,8 @@ def _adam(s: Scene, op: Op) -> list[str]:
     return called("adam_update", [w, g, mean, square, *(largest or ["NULL"]), step, n, f"&settings[{_group(op)}]"])
 
 
-_SGD = CKernel(CSource("sgd", (), ("numbers",)), _sgd, c_features.update)
-_ADAM = CKernel(CSource("adam", (), ("numbers",)), _adam, c_features.update)
+_SGD = CKernel(CSource("sgd", (), ("elementwise",)), _sgd, c_features.update)
+_ADAM = CKernel(CSource("adam", (), ("elementwise",)), _adam, c_features.update)
 for _name, _kernel, _flops, _c in (
     ("sgd", sgd, 6, _SGD), ("adam", adam, 14, _ADAM), ("adamw", adam, 14, _ADAM), ("", accumulate, 2, None),
 ):  # fmt: skip

@@ -37,8 +37,8 @@ def lowered(model: nn.Module, net: Net) -> Graph:
 
 def test_the_kernels_that_are_used_and_no_others(mlp: Made) -> None:
     sources = sorted(path.name for path in (mlp.project.folder / "kernels").glob("*.c"))
-    products = ["products_of_columns.c", "products_of_run_and_columns.c", "products_of_runs.c"]
-    wanted = ["bias.c", "dense.c", "functions.c", *products, "relu.c", "sgd.c", "softmax_cross_entropy.c"]
+    gemm = ["gemm_nn.c", "gemm_nt.c", "gemm_tn.c"]
+    wanted = ["bias.c", "dense.c", "functions.c", *gemm, "relu.c", "sgd.c", "softmax_cross_entropy.c"]
     assert sources == wanted
     assert sorted(path.name for path in (mlp.project.folder / "board").iterdir()) == ["board.h", "linux.c"]
 

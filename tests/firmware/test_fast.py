@@ -26,7 +26,7 @@ BESIDES_BYTES = 2_000_000  # what the program may take beside arena and weights
 class Shapes(nn.Module):
     """What the kernels have ways of their own for: few and many channels, groups, strides, dilation, wide borders.
 
-    No bias stands before a batch norm, as in `Everything`. More than DEPTH products in a sum: 40 × 9.
+    No bias stands before a batch norm, as in `Everything`. More than KC products in a sum: 40 × 9.
     """
 
     def __init__(self) -> None:
@@ -126,9 +126,9 @@ def test_threads_do_not_race_and_it_would_be_seen_if_they_did(shapes: Made, tmp_
     batches = shapes.batches(1)
     run_firmware(folder, batches, variant="fast_races", threads=3)
     source = folder / "kernels/fast/convolve.c"
-    planted = "static int pieces_made;\n\nstatic void convolve_piece("
-    text = source.read_text().replace("static void convolve_piece(", planted, 1)
-    source.write_text(text.replace("    const cut *of = job;", "    const cut *of = job;\n    pieces_made++;", 1))
+    planted = "static int tasks_run;\n\nstatic void convolve_task("
+    text = source.read_text().replace("static void convolve_task(", planted, 1)
+    source.write_text(text.replace("    const tiling *of = job;", "    const tiling *of = job;\n    tasks_run++;", 1))
     with pytest.raises(FirmwareFailed, match="data race"):
         run_firmware(folder, batches, variant="fast_races", threads=3)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 import edgetrain as et
 from edgetrain.devices.device import Quantity
 from edgetrain.errors import Infeasible
+from edgetrain.firmware import arena
 from edgetrain.firmware.export import Project
 from edgetrain.firmware.fit import (
     CODE_BYTES,
@@ -29,6 +31,7 @@ from edgetrain.firmware.fit import (
 from edgetrain.firmware.target import Target, keep, load_target, place
 from edgetrain.graph.ir import Graph
 from edgetrain.graph.verify import broken_rules
+from edgetrain.plan.layout import Block, Layout, lay_out
 from edgetrain.plan.validate import validate
 from tests.firmware.firmware_nets import NETS, Net, adam, plain_sgd, sgd
 
@@ -53,6 +56,29 @@ def test_what_fits_keeps_all_and_what_does_not_recomputes_within_the_memory() ->
     assert less.recomputed
     assert less.updates == "final"
     assert lasting_bytes(graph) + less.peak_bytes - less.persistent_bytes <= budget
+
+
+def test_the_arena_that_a_plan_was_judged_by_is_the_one_that_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    searched: list[tuple[Block, ...]] = []
+
+    def lay_out_once(blocks: Sequence[Block], *, alignment: int, time_limit_s: float) -> Layout:
+        searched.append(tuple(blocks))
+        return lay_out(blocks, alignment=alignment, time_limit_s=time_limit_s)
+
+    monkeypatch.setattr(arena, "lay_out", lay_out_once)
+    torch.manual_seed(0)
+    net = dataclasses.replace(NETS["everything"], samples=3)  # whose arena no other test has laid out
+    model = net.build()
+    updates = plain_sgd(list(model.parameters()))
+    graph = et.lower_for_firmware(et.capture(model, net.loss, updates, net.batch(), use_cache=False))
+    board = load_target("nrf52840")
+    plan = plan_for(graph, board, memory_bytes=ram_bytes(graph) - 4000, time_limit_s=1)
+    judged = list(searched)
+    et.export(graph, plan, model, updates, target=board, out=tmp_path / "fw", predict=False)
+    assert judged
+    assert searched == judged
 
 
 def test_the_room_for_an_arena_is_the_largest_that_is_placed() -> None:

@@ -160,11 +160,11 @@ def test_dropout_drops_its_part_and_the_gradients_are_those_of_what_is_left(tmp_
 WRONG = {
     "lenet": (
         ("dense.c", ".inner = {B, O, I}", ".inner = {B - 1, O, I}"),
-        ("sums.h", ": value[k];", ": value[k] * 1.00001f;"),
+        ("kernel.h", ": value[k];", ": value[k] * 1.00001f;"),
         ("sgd.c", "w[i] - s->learning_rate * g", "w[i] - s->learning_rate * 1.0001f * g"),
         # What a program says of its sides is not believed where rounding does not explain it.
         ("relu.c", "y[i] = x[i] > 0.0f", "y[i] = x[i] > 1e-3f"),
-        ("max_pool2d.c", "value > most ||", "value > most + 1e-3f ||"),
+        ("max_pool2d.c", "value > max ||", "value > max + 1e-3f ||"),
     ),
     "mlp": (
         ("adam.c", "rate * (mean[i]", "rate * 1.0001f * (mean[i]"),

@@ -61,10 +61,10 @@ def test_power_that_is_cut_again_and_again_costs_no_step_that_was_saved(here: tu
 
 PLANTED = {
     "the commit word first": [
-        ("!write_copy(start, &h) || !write_commit(start)", "!write_commit(start) || !write_copy(start, &h)"),
+        ("!write_data(start, &h) || !write_commit(start)", "!write_commit(start) || !write_data(start, &h)"),
     ],
     "the commit word first, and no checksum": [
-        ("!write_copy(start, &h) || !write_commit(start)", "!write_commit(start) || !write_copy(start, &h)"),
+        ("!write_data(start, &h) || !write_commit(start)", "!write_commit(start) || !write_data(start, &h)"),
         ("return checksum_of(h) == h->checksum;", "return h != NULL;"),
     ],
     "one slot": [("newest_slot == 0 ? 1 : 0", "0")],

@@ -22,6 +22,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RAM_BYTES = 262_144
 
 
+@pytest.fixture(autouse=True)
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They import firmware_study as a script does: from their own folder."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
 def example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None

@@ -1,16 +1,15 @@
-/* Weights that outlast a lost battery: two copies in flash, of which one is always whole.
+/* Checkpoints that survive a loss of power: two slots in flash, of which one is always complete.
  *
- *     slot 0   commit | head | data …          a save goes over the older copy:
+ *     slot 0   commit | head | data …          a save overwrites the older slot:
  *     slot 1   commit | head | data …              erase its pages, the one with the commit word first
- *                                                  program the head and the data, and read them back
- *                                                  program the commit word, last of all
+ *                                                  program head and data, and read them back
+ *                                                  program the commit word last
  *
- * A copy is whole if it has the commit word, is of this model, and its checksum is that of its data. Whenever the
- * power goes, the slot that was not being written is whole: the next start finds the newest whole copy and goes on
- * from the step after it. Commit word and checksum would each do for a loss of power; flash that forgets a bit in the
- * years after is seen by the checksum alone.
+ * A slot is complete if it has the commit word, belongs to this model, and its checksum matches its data. Whenever the
+ * power fails, the slot that is not being written is complete; the next start loads the newest complete slot. Against a
+ * loss of power either commit word or checksum would do; the checksum also detects flash that loses a bit years later.
  *
- * A slot is erased at each save, also where it reads as erased: an erase that was cut off can leave such pages. */
+ * A slot is erased at each save even if it reads as erased: an interrupted erase can leave such pages. */
 #include "checkpoint.h"
 
 #include <stddef.h>
@@ -20,7 +19,7 @@
 #include "model.h"
 
 enum { COMMIT_AT = 0, HEAD_AT = FLASH_LINE_BYTES, DATA_AT = 2 * FLASH_LINE_BYTES, SLOTS = 2 };
-static const uint32_t COMMIT = 0x20c0de01u; /* few ones: half an erase does not leave it as it is */
+static const uint32_t COMMIT = 0x20c0de01u; /* few ones: it does not survive half an erase */
 
 typedef struct {
     uint32_t model_key, sequence, n_bytes, checksum;
@@ -36,7 +35,7 @@ enum { PIECES = MODEL_TENSORS + 3 };
 static int newest_slot = -1;
 static uint32_t newest_sequence = 0;
 
-/* All that lasts and changes: the tensors, and what the program may have set since it started. */
+/* All state: the tensors, and what the program may have set since it started. */
 static piece piece_at(int i)
 {
     switch (i - MODEL_TENSORS) {
@@ -67,7 +66,7 @@ static uint32_t crc32(uint32_t crc, const void *data, uint32_t n_bytes)
     return ~crc;
 }
 
-/* Of the head, and of everything as it is in RAM now. */
+/* Of the head and the state in RAM. */
 static uint32_t checksum_of(const head *h)
 {
     uint32_t crc = crc32(0, h, offsetof(head, checksum));
@@ -89,7 +88,7 @@ static uint32_t data_bytes(void)
 
 /* ---- load */
 
-/* 1 if the slot was committed by this model; its data may be spoilt all the same. */
+/* 1 if this model committed the slot; its data may be corrupt all the same. */
 static int read_head(int slot, head *h)
 {
     const uint32_t at = (uint32_t)slot * FLASH_SLOT_BYTES;
@@ -114,23 +113,23 @@ static int load_slot(int slot, const head *h)
 int checkpoint_load(void)
 {
     head heads[SLOTS];
-    const int found[SLOTS] = {read_head(0, &heads[0]), read_head(1, &heads[1])};
-    const int later = found[1] && (!found[0] || heads[1].sequence > heads[0].sequence);
+    const int committed[SLOTS] = {read_head(0, &heads[0]), read_head(1, &heads[1])};
+    const int newest = committed[1] && (!committed[0] || heads[1].sequence > heads[0].sequence);
     for (int turn = 0; turn < SLOTS; turn++) {
-        const int slot = turn == 0 ? later : !later;
-        if (found[slot] && load_slot(slot, &heads[slot])) {
+        const int slot = turn == 0 ? newest : !newest;
+        if (committed[slot] && load_slot(slot, &heads[slot])) {
             newest_slot = slot;
             newest_sequence = heads[slot].sequence;
             return 1;
         }
     }
-    model_init(); /* a copy that is spoilt may have been read in part */
+    model_init(); /* part of a corrupt slot may have been loaded */
     return 0;
 }
 
 /* ---- save */
 
-/* Bytes on their way into flash, a line at a time. */
+/* Writes bytes to flash, a line at a time. */
 typedef struct {
     uint32_t at, used;
     uint32_t line[FLASH_LINE_WORDS];
@@ -138,11 +137,12 @@ typedef struct {
 
 static int program(uint32_t at, const uint32_t line[FLASH_LINE_WORDS])
 {
-    uint32_t there[FLASH_LINE_WORDS];
-    return flash_program_line(at, line) && flash_read(at, there, sizeof there) && memcmp(there, line, sizeof there) == 0;
+    uint32_t written[FLASH_LINE_WORDS];
+    return flash_program_line(at, line) && flash_read(at, written, sizeof written) &&
+           memcmp(written, line, sizeof written) == 0;
 }
 
-/* What is left in the line, filled up with ones. */
+/* Programs an incomplete line, padded with ones. */
 static int end_line(stream *s)
 {
     if (s->used == 0) {
@@ -181,7 +181,7 @@ static int erase_slot(uint32_t start)
     return 1;
 }
 
-static int write_copy(uint32_t start, const head *h)
+static int write_data(uint32_t start, const head *h)
 {
     stream s = {.at = start + HEAD_AT};
     if (!put(&s, h, sizeof *h) || !end_line(&s)) {
@@ -210,7 +210,8 @@ int checkpoint_save(void)
     const uint32_t start = (uint32_t)slot * FLASH_SLOT_BYTES;
     head h = {.model_key = MODEL_KEY, .sequence = newest_sequence + 1, .n_bytes = data_bytes()};
     h.checksum = checksum_of(&h);
-    if (h.n_bytes > FLASH_SLOT_BYTES - DATA_AT || !erase_slot(start) || !write_copy(start, &h) || !write_commit(start)) {
+    if (h.n_bytes > FLASH_SLOT_BYTES - DATA_AT || !erase_slot(start) ||
+        !write_data(start, &h) || !write_commit(start)) {
         return 0;
     }
     newest_slot = slot;

@@ -1,10 +1,10 @@
-/* Two copies in flash of all that a training run changes, of which one is always whole: see checkpoint.c. */
+/* Two slots in flash for all that a training run changes, of which one is always complete: see checkpoint.c. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
-/* The newest whole copy, into the model. 0 where there is none: the model then has its first values. */
+/* Loads the newest complete checkpoint. 0 if there is none: the model then has its initial values. */
 int checkpoint_load(void);
-/* The model as it is now, over the older copy. 0 if the flash failed: the newer copy is still there and whole. */
+/* Saves the model to the older slot. 0 if the flash failed: the newer slot is still complete. */
 int checkpoint_save(void);
 
 #endif

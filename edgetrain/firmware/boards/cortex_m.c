@@ -1,10 +1,10 @@
-/* A Cortex-M without an operating system: how it starts, what it may touch, and what happens when it touches more.
+/* A Cortex-M without an operating system: startup, memory protection, faults and semihosting.
  *
  *     RAM     stack of main, grows down | stack of handlers | .data | .bss | arena
- *             ^ below is no RAM: an overflow is a fault, which handlers report from a stack of their own
+ *             ^ no RAM below: an overflow faults, and handlers report it from a stack of their own
  *
- * The MPU lets the program read flash and read and write the RAM that the board really has, and nothing else; emulated
- * boards have more RAM than the real one, and would let a stray write pass. */
+ * The MPU allows flash (read, execute) and the RAM that the board really has (read, write), and nothing else: emulated
+ * boards have more RAM than real ones, and would accept a stray write. */
 #include <stdint.h>
 
 #include "board.h"
@@ -44,7 +44,7 @@ __attribute__((section(".vectors"), used)) static const void *const vectors[16] 
     __stack_end, reset, fault, fault, fault, fault, fault, fault, 0, 0, 0, fault, fault, 0, fault, fault,
 };
 
-/* main runs on the process stack, so that its overflow leaves handlers theirs. */
+/* main runs on the process stack, so that its overflow leaves the handlers' stack intact. */
 __attribute__((naked, noreturn)) void reset(void)
 {
     __asm volatile(
@@ -65,27 +65,27 @@ __attribute__((naked, noreturn)) void reset(void)
 
 #if __ARM_ARCH < 7
 
-static void fence(void)
+static void protect_memory(void)
 {
-    /* ARMv6-M boards here have no MPU. What is no RAM there is nothing at all, and a fault. */
+    /* These ARMv6-M boards have no MPU; outside of RAM there is nothing, so an access faults. */
 }
 
 #else
 
 #if __ARM_ARCH >= 8
 
-/* ARMv8-M: a region is a range of whole 32 bytes. */
+/* ARMv8-M: a region is a range in steps of 32 bytes. */
 static void allow(uint32_t region, uint32_t start_address, uint32_t n_bytes, int writable)
 {
-    const uint32_t access = writable ? 1u : 3u; /* privileged and unprivileged: read and write is 01, read 11 */
+    const uint32_t access = writable ? 1u : 3u; /* for all code: read and write is 01, read 11 */
     MPU_RNR = region;
-    MPU_RBAR = start_address | access << 1 | (writable ? 1u : 0u); /* what can be written is not executed */
+    MPU_RBAR = start_address | access << 1 | (writable ? 1u : 0u); /* never both writable and executable */
     MPU_RASR = ((start_address + n_bytes - 1u) & ~31u) | 1u;
 }
 
 #else
 
-/* ARMv7-M: a region is a power of two in size and place, of which eighths can be left out. */
+/* ARMv7-M: a region is a power of two in size and alignment; eighths of it can be disabled. */
 static void allow(uint32_t region, uint32_t start_address, uint32_t n_bytes, int writable)
 {
     uint32_t log2 = 5;
@@ -93,22 +93,22 @@ static void allow(uint32_t region, uint32_t start_address, uint32_t n_bytes, int
         log2++;
     }
     const uint32_t eighth = (1u << log2) / 8u;
-    uint32_t left_out = 0;
+    uint32_t disabled = 0;
     for (uint32_t i = 0; log2 >= 8 && i < 8; i++) {
-        left_out |= i * eighth >= n_bytes ? 1u << i : 0u;
+        disabled |= i * eighth >= n_bytes ? 1u << i : 0u;
     }
     const uint32_t access = writable ? 3u : 6u;
     MPU_RNR = region;
     MPU_RBAR = start_address;
-    MPU_RASR = (writable ? 1u : 0u) << 28 | access << 24 | 1u << 17 | left_out << 8 | (log2 - 1u) << 1 | 1u;
+    MPU_RASR = (writable ? 1u : 0u) << 28 | access << 24 | 1u << 17 | disabled << 8 | (log2 - 1u) << 1 | 1u;
 }
 
 #endif
 
-static void fence(void)
+static void protect_memory(void)
 {
     if (MPU_TYPE == 0) {
-        return; /* a core without one */
+        return; /* this core has no MPU */
     }
 #if __ARM_ARCH >= 8
     MPU_MAIR0 = 0x44u; /* normal memory, not cached */
@@ -118,7 +118,7 @@ static void fence(void)
     if (&__arena_ram_start[0] != &__ram_start[0]) {
         allow(2, (uint32_t)(uintptr_t)__arena_ram_start, (uint32_t)(uintptr_t)__arena_ram_bytes, 1);
     }
-    SHCSR |= 1u << 16; /* faults of the MPU have a handler of their own */
+    SHCSR |= 1u << 16; /* enables the handler of MPU faults */
     MPU_CTRL = 1u;
     BARRIER();
 }
@@ -128,7 +128,7 @@ static void fence(void)
 static _Noreturn void start(void)
 {
 #ifdef __ARM_FP
-    CPACR |= 0xfu << 20; /* before the first instruction on floats */
+    CPACR |= 0xfu << 20; /* enables the float unit */
     BARRIER();
 #endif
     uint32_t *from = __data_load;
@@ -138,11 +138,11 @@ static _Noreturn void start(void)
     for (uint32_t *to = __bss_start; to < __bss_end; to++) {
         *to = 0;
     }
-    uint32_t *here = (uint32_t *)__builtin_frame_address(0) - 16;
-    for (uint32_t *to = __stack_start; to < here; to++) {
+    uint32_t *stack_top = (uint32_t *)__builtin_frame_address(0) - 16;
+    for (uint32_t *to = __stack_start; to < stack_top; to++) {
         *to = PAINT;
     }
-    fence();
+    protect_memory();
     board_exit(main());
 }
 
@@ -155,7 +155,7 @@ uint32_t board_stack_used(void)
     return (uint32_t)(__stack_end - first) * 4u - HANDLER_STACK_BYTES;
 }
 
-/* Semihosting: the debugger, or the emulator, opens and reads files for the program. */
+/* Semihosting: the debugger or the emulator opens and reads files for the program. */
 
 enum {
     SYS_OPEN = 0x01,
@@ -212,7 +212,7 @@ int board_seek(int file, uint32_t at)
 
 int board_sync(int file)
 {
-    (void)file; /* the debugger's files are the debugger's */
+    (void)file; /* the debugger's host decides */
     return 1;
 }
 

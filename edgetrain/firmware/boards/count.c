@@ -1,13 +1,13 @@
-/* A plugin of QEMU that counts instructions, exactly: by block of code, and by call of the training step.
+/* A QEMU plugin that counts instructions exactly: by block of code, and by call of the training step.
  *
- *     out=FILE              where the counts go: lines "block ADDRESS COUNT" and "call ADDRESS COUNT"
- *     step=FIRST-END        where train_step lies, in hexadecimal
- *     outside=FIRST-END     where a function lies that train_step returns to; several times
+ *     out=FILE              the counts: lines "block ADDRESS COUNT" and "call ADDRESS COUNT"
+ *     step=FIRST-END        the addresses of train_step, in hexadecimal
+ *     outside=FIRST-END     the addresses of a function that train_step returns to; may be repeated
  *
- * A block of train_step ends with the call of a kernel. What is executed from its start to the start of the next block
- * of train_step, or to the return, is counted as that call's.
+ * A block of train_step ends with the call of a kernel. Instructions from its start to the start of the next block of
+ * train_step, or to the return, count as that call's.
  *
- * Built on the machine that emulates. The declarations are those of QEMU's plugin interface, version 1. */
+ * Built for the machine that emulates. The declarations are those of QEMU's plugin interface, version 1. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -31,20 +31,20 @@ void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, void (*cb)(qemu_plugin_
 __attribute__((visibility("default"))) int qemu_plugin_install(
     qemu_plugin_id_t id, const void *info, int argc, char **argv);
 
-enum { MOST_BLOCKS = 1 << 20, MOST_RANGES = 32 };
+enum { MAX_BLOCKS = 1 << 20, MAX_RANGES = 32 };
 
 typedef struct {
     uint64_t first, end;
 } range;
 
-static uint64_t executed[MOST_BLOCKS], address[MOST_BLOCKS], of_call[MOST_BLOCKS];
+static uint64_t executed[MAX_BLOCKS], address[MAX_BLOCKS], of_call[MAX_BLOCKS];
 static size_t blocks;
-static range step, outside[MOST_RANGES];
+static range step, outside[MAX_RANGES];
 static int outsides;
 static const char *out;
 
-static uint64_t *running; /* the call that runs now, or NULL */
-static uint64_t counted;  /* all instructions when it began */
+static uint64_t *running; /* the current call's count, or NULL */
+static uint64_t counted;  /* instructions in total when it began */
 
 static int in(range r, uint64_t at)
 {
@@ -68,8 +68,8 @@ static void begin(unsigned int cpu, void *call)
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
     (void)id;
-    if (blocks == MOST_BLOCKS) {
-        fprintf(stderr, "count: more blocks of code than there is room for\n");
+    if (blocks == MAX_BLOCKS) {
+        fprintf(stderr, "count: too many blocks of code\n");
         abort();
     }
     const size_t block = blocks++;
@@ -116,7 +116,7 @@ static int read_argument(const char *text)
     if (strncmp(text, "step=", 5) == 0) {
         return read_range(text + 5, &step);
     }
-    if (strncmp(text, "outside=", 8) == 0 && outsides < MOST_RANGES) {
+    if (strncmp(text, "outside=", 8) == 0 && outsides < MAX_RANGES) {
         return read_range(text + 8, &outside[outsides++]);
     }
     return 0;

@@ -1,10 +1,10 @@
-/* Flash in a file, flash.bin: of an emulated board, whose own flash is ROM, and of Linux.
+/* Flash in a file, flash.bin: for Linux, and for emulated boards, whose own flash is ROM.
  *
- * It keeps to NOR's rules, and refuses what real flash could not do: a bit that was to be set, a place that is not the
- * start of a page or a line. A file that is not there, or ends early, is flash that was never written: ones.
+ * It refuses what real NOR flash cannot do: setting a bit, or an offset that is not the start of a page or line. Where
+ * the file does not exist or ends, flash was never written: ones.
  *
- * With FLASH_TRIALS defined it is cut off from power on purpose: trial.bin holds the number of the write (a page erased
- * or a word programmed) in the middle of which that happens, and a seed for what is left behind. */
+ * With FLASH_TRIALS defined the power is cut on purpose: trial.bin holds the number of the write (a page erased or a
+ * word programmed) in the middle of which that happens, and a seed for the bits that it leaves. */
 #include "flash.h"
 
 #include <string.h>
@@ -18,11 +18,11 @@ static uint32_t writes_left, seed;
 
 static void read_trial(void)
 {
-    uint32_t given[2] = {0, 0};
+    uint32_t trial_data[2] = {0, 0};
     const int trial = board_open("trial.bin", OPEN_READ);
-    if (trial >= 0 && board_read(trial, given, sizeof given)) {
-        writes_left = given[0];
-        seed = given[1];
+    if (trial >= 0 && board_read(trial, trial_data, sizeof trial_data)) {
+        writes_left = trial_data[0];
+        seed = trial_data[1];
     }
 }
 
@@ -32,7 +32,7 @@ static uint32_t some_bits(void)
     return seed ^ seed >> 15;
 }
 
-/* The power goes in the middle of this write: words get some of the bits that they should, and nothing follows. */
+/* Cuts the power in the middle of this write: words get only some of their bits. */
 static void maybe_lose_power(uint32_t at, uint32_t n_words, const uint32_t *wanted)
 {
     if (writes_left == 0 || --writes_left != 0) {
@@ -51,7 +51,7 @@ static void maybe_lose_power(uint32_t at, uint32_t n_words, const uint32_t *want
 #define maybe_lose_power(at, n_words, wanted) ((void)0)
 #endif
 
-/* From a place on, as far as the file reaches: ones. */
+/* Fills with ones. */
 static int write_ones(uint32_t at, uint32_t n_bytes)
 {
     uint8_t ones[FLASH_LINE_BYTES];
@@ -63,7 +63,7 @@ static int write_ones(uint32_t at, uint32_t n_bytes)
     return done;
 }
 
-static int is_there(uint32_t at)
+static int exists(uint32_t at)
 {
     uint8_t line[FLASH_LINE_BYTES];
     return board_seek(file, at) && board_read(file, line, sizeof line);
@@ -83,7 +83,7 @@ static int open_file(void)
     }
     read_trial();
     uint32_t end = FLASH_KEPT_BYTES;
-    while (end > 0 && !is_there(end - FLASH_LINE_BYTES)) {
+    while (end > 0 && !exists(end - FLASH_LINE_BYTES)) {
         end -= FLASH_LINE_BYTES;
     }
     return write_ones(end, FLASH_KEPT_BYTES - end);
@@ -108,13 +108,13 @@ int flash_erase_page(uint32_t at)
 
 int flash_program_line(uint32_t at, const uint32_t words[FLASH_LINE_WORDS])
 {
-    uint32_t there[FLASH_LINE_WORDS];
-    if (at % FLASH_LINE_BYTES != 0 || !flash_read(at, there, sizeof there)) {
+    uint32_t before[FLASH_LINE_WORDS];
+    if (at % FLASH_LINE_BYTES != 0 || !flash_read(at, before, sizeof before)) {
         return 0;
     }
     for (uint32_t i = 0; i < FLASH_LINE_WORDS; i++) {
-        if ((there[i] & words[i]) != words[i]) {
-            return 0; /* a bit that is cleared cannot be set again */
+        if ((before[i] & words[i]) != words[i]) {
+            return 0; /* programming cannot set a bit */
         }
     }
     int done = board_seek(file, at);

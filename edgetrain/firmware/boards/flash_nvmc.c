@@ -1,5 +1,5 @@
-/* The flash of a chip of Nordic's nRF51 and nRF52 series, by its non-volatile memory controller. The core waits while
- * a page is erased (85 ms on an nRF52840) or a word programmed (41 µs); interrupts wait with it. */
+/* The flash of Nordic's nRF51 and nRF52 chips, through their non-volatile memory controller. The core stalls, with its
+ * interrupts, while a page is erased (85 ms on an nRF52840) or a word programmed (41 µs). */
 #include "flash.h"
 
 #include <string.h>
@@ -13,13 +13,13 @@
 
 enum { READ_ONLY = 0, WRITE = 1, ERASE = 2 };
 
-/* The fence of cortex_m.c lets nothing but RAM be written: it is open while the flash is. */
+/* The MPU of cortex_m.c allows writes to RAM alone: it is off while flash is written. */
 static void allow(uint32_t what)
 {
 #if __ARM_ARCH >= 7
-    static uint32_t fence;
+    static uint32_t mpu;
     if (what != READ_ONLY) {
-        fence = MPU_CTRL;
+        mpu = MPU_CTRL;
         MPU_CTRL = 0;
         BARRIER();
     }
@@ -29,7 +29,7 @@ static void allow(uint32_t what)
     NVMC_CONFIG = what;
 #if __ARM_ARCH >= 7
     if (what == READ_ONLY) {
-        MPU_CTRL = fence;
+        MPU_CTRL = mpu;
     }
 #endif
     BARRIER();
@@ -78,5 +78,5 @@ int flash_program_line(uint32_t at, const uint32_t words[FLASH_LINE_WORDS])
 
 int flash_flush(void)
 {
-    return 1; /* each write was waited for */
+    return 1; /* each write has waited already */
 }

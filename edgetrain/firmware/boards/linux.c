@@ -1,6 +1,6 @@
 /* Linux: files are files, and main's result is the exit code.
  *
- *     resident.txt   out:  what the kernel counted as the most memory that was resident at once
+ *     resident.txt   out:  the peak resident memory, as the kernel counted it
  */
 #define _GNU_SOURCE
 
@@ -14,7 +14,9 @@
 
 int board_open(const char *name, int how)
 {
-    static const int flags[] = {[OPEN_READ] = O_RDONLY, [OPEN_NEW] = O_RDWR | O_CREAT | O_TRUNC, [OPEN_UPDATE] = O_RDWR};
+    static const int flags[] = {
+        [OPEN_READ] = O_RDONLY, [OPEN_NEW] = O_RDWR | O_CREAT | O_TRUNC, [OPEN_UPDATE] = O_RDWR,
+    };
     return open(name, flags[how], 0644);
 }
 
@@ -71,8 +73,8 @@ uint32_t board_stack_used(void)
     return 0;
 }
 
-/* First values are part of the program. Their pages are not kept: what is read again (weights that are not trained) comes
- * back from the file. */
+/* The initial values are part of the program's file. Their pages are freed; frozen weights are read from the file again
+ * when they are needed. */
 void board_values_copied(void)
 {
     extern unsigned char model_weights[], model_weights_end[];
@@ -84,7 +86,7 @@ void board_values_copied(void)
     }
 }
 
-/* The line of /proc/self/status that has the highest resident memory. */
+/* The line of /proc/self/status with the peak resident memory. */
 static void write_resident(void)
 {
     char text[4096];

@@ -1,6 +1,6 @@
-/* Linux on ARMv6, without a C library of the system: Debian's cross compiler has one for ARMv7 alone, whose instructions the
- * core of a Raspberry Pi 1 does not have. What little the program asks of the kernel it asks itself; memcpy and its like
- * come from newlib, built for ARMv5. */
+/* Linux on ARMv6, without the system's C library: Debian's cross compiler has one for ARMv7 alone, which the core of a
+ * Raspberry Pi 1 cannot run. The program makes its few system calls itself; memcpy and the like come from newlib, built
+ * for ARMv5. */
 #include <stddef.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@ enum { READ_WRITE = 02, CREATE = 0100, TRUNCATE = 01000 };
 
 int main(void);
 
-/* The kernel's calling convention: number in r7, arguments from r0 on. */
-static int ask(int number, intptr_t a, intptr_t b, intptr_t c)
+/* A system call: number in r7, arguments from r0 on. */
+static int syscall3(int number, intptr_t a, intptr_t b, intptr_t c)
 {
     register intptr_t r0 __asm__("r0") = a;
     register intptr_t r1 __asm__("r1") = b;
@@ -27,15 +27,15 @@ int board_open(const char *name, int how)
     static const int flags[] = {
         [OPEN_READ] = 0, [OPEN_NEW] = READ_WRITE | CREATE | TRUNCATE, [OPEN_UPDATE] = READ_WRITE,
     };
-    const int file = ask(OPEN, (intptr_t)name, flags[how], 0644);
+    const int file = syscall3(OPEN, (intptr_t)name, flags[how], 0644);
     return file < 0 ? -1 : file;
 }
 
-/* All n bytes, in as many calls as it takes. */
-static int move(int number, int file, uintptr_t at, uint32_t n)
+/* Reads or writes all n bytes, in as many calls as it takes. */
+static int transfer(int number, int file, uintptr_t at, uint32_t n)
 {
     while (n > 0) {
-        const int done = ask(number, file, (intptr_t)at, (intptr_t)n);
+        const int done = syscall3(number, file, (intptr_t)at, (intptr_t)n);
         if (done <= 0) {
             return 0;
         }
@@ -47,27 +47,27 @@ static int move(int number, int file, uintptr_t at, uint32_t n)
 
 int board_read(int file, void *data, uint32_t n)
 {
-    return move(READ, file, (uintptr_t)data, n);
+    return transfer(READ, file, (uintptr_t)data, n);
 }
 
 int board_write(int file, const void *data, uint32_t n)
 {
-    return move(WRITE, file, (uintptr_t)data, n);
+    return transfer(WRITE, file, (uintptr_t)data, n);
 }
 
 int board_seek(int file, uint32_t at)
 {
-    return ask(SEEK, file, (intptr_t)at, 0) >= 0;
+    return syscall3(SEEK, file, (intptr_t)at, 0) >= 0;
 }
 
 int board_sync(int file)
 {
-    return ask(SYNC_DATA, file, 0, 0) == 0;
+    return syscall3(SYNC_DATA, file, 0, 0) == 0;
 }
 
 void board_close(int file)
 {
-    (void)ask(CLOSE, file, 0, 0);
+    (void)syscall3(CLOSE, file, 0, 0);
 }
 
 void board_print(const char *text)
@@ -83,7 +83,7 @@ uint32_t board_stack_used(void)
 _Noreturn void board_exit(int code)
 {
     for (;;) {
-        (void)ask(EXIT_GROUP, code, 0, 0);
+        (void)syscall3(EXIT_GROUP, code, 0, 0);
     }
 }
 

@@ -1,16 +1,15 @@
-/* Trains on batches from a file, and writes what came of it.
+/* Trains on batches from a file and writes the results.
  *
  *     batches.bin   in:   "ETB1", what to do (0: train, 1: predict), number of batches, bytes of a batch; the batches
- *     losses.bin    out:  the loss of each step, as soon as it is there
- *     results.bin   out:  when predicting, the results of each batch
+ *     losses.bin    out:  the loss of each step, as soon as it is computed
+ *     results.bin   out:  when predicting, the outputs of each batch
  *     trained.bin   out:  everything that a step changes, in the order of model_tensors
- *     shown.bin     out:  of a debug build: each gradient of each step, after the number of its bytes
- *     sides.bin     out:  of a debug build: for each ReLU and its like, one byte a number, 0 at or below its lower bend,
- *                         2 at or above its upper one, else 1; for a max pool, the place in each window
- *     report.bin    out:  steps done in all, bytes of the arena and of the stack that were used, steps done before
+ *     shown.bin     out:  by a debug build: each gradient of each step, after the number of its bytes
+ *     sides.bin     out:  by a debug build: for each ReLU and other clamp, one byte an element: 0 at or below the lower
+ *                         bound, 2 at or above the upper one, else 1; for a max pool, the argmax of each window
+ *     report.bin    out:  steps done in all, bytes of arena and stack used, steps done before this run
  *
- * Where the model keeps copies in flash, it starts from the newest whole one, and the batches of the steps that it has
- * seen are passed over. */
+ * A model with checkpoints in flash starts from the newest complete one and skips the batches of the steps before. */
 #include <stdint.h>
 #include <string.h>
 
@@ -27,7 +26,7 @@ typedef struct {
     uint32_t what, batches, batch_bytes;
 } header;
 
-static const uint32_t PAINT = 0xa5c3f01eu; /* what no step writes all over its arena */
+static const uint32_t PAINT = 0xa5c3f01eu; /* overwritten by a step wherever it uses the arena */
 
 static int open_or_end(const char *name, int how)
 {
@@ -71,12 +70,12 @@ void show_tensor(const char *name, const void *data, uint32_t n_bytes)
 
 void show_sides(const float *y, uint32_t n, float low, float high)
 {
-    uint8_t some[64];
+    uint8_t buffer[64];
     uint32_t filled = 0;
     for (uint32_t i = 0; i < n; i++) {
-        some[filled++] = y[i] >= high ? 2 : y[i] > low ? 1 : 0;
-        if (filled == sizeof some || i + 1 == n) {
-            write_or_end(sides, some, filled);
+        buffer[filled++] = y[i] >= high ? 2 : y[i] > low ? 1 : 0;
+        if (filled == sizeof buffer || i + 1 == n) {
+            write_or_end(sides, buffer, filled);
             filled = 0;
         }
     }
@@ -88,7 +87,7 @@ void show_places(const uint8_t *where, uint32_t n)
 }
 #endif
 
-/* A board that read the first values from memory which it can give back does so here. */
+/* A board that can free the memory of the initial values does so here. */
 __attribute__((weak)) void board_values_copied(void)
 {
 }
@@ -103,7 +102,7 @@ static void paint_arena(void)
     }
 }
 
-/* Up to where the arena was written. */
+/* The arena's bytes up to the last one written. */
 static uint32_t arena_used(void)
 {
     void *data;
@@ -144,7 +143,7 @@ static void save_or_end(void)
 }
 #endif
 
-/* Those of the steps that a copy in flash has behind it are passed over. */
+/* Skips the batches of steps that were done before the checkpoint. */
 static void train_on_batches(int batches, uint32_t n_batches, int losses)
 {
     const uint32_t before = step_number;
@@ -176,14 +175,14 @@ static void predict_batches(int batches, uint32_t n_batches, int results)
 
 int main(void)
 {
-    header given;
+    header h;
     const int batches = open_or_end("batches.bin", OPEN_READ);
-    if (!board_read(batches, &given, sizeof given) || memcmp(given.magic, "ETB1", 4) != 0 ||
-        given.batch_bytes != MODEL_BATCH_BYTES || given.what > (MODEL_PREDICTS ? PREDICT : TRAIN)) {
+    if (!board_read(batches, &h, sizeof h) || memcmp(h.magic, "ETB1", 4) != 0 ||
+        h.batch_bytes != MODEL_BATCH_BYTES || h.what > (MODEL_PREDICTS ? PREDICT : TRAIN)) {
         board_print("batches.bin is not for this model\n");
         board_exit(EXIT_NO_FILE);
     }
-    const int out = open_or_end(given.what == TRAIN ? "losses.bin" : "results.bin", OPEN_NEW);
+    const int out = open_or_end(h.what == TRAIN ? "losses.bin" : "results.bin", OPEN_NEW);
 #ifdef DEBUG_TENSORS
     shown = open_or_end("shown.bin", OPEN_NEW);
     sides = open_or_end("sides.bin", OPEN_NEW);
@@ -195,10 +194,10 @@ int main(void)
 #endif
     const uint32_t before = step_number;
     paint_arena();
-    if (given.what == TRAIN) {
-        train_on_batches(batches, given.batches, out);
+    if (h.what == TRAIN) {
+        train_on_batches(batches, h.batches, out);
     } else {
-        predict_batches(batches, given.batches, out);
+        predict_batches(batches, h.batches, out);
     }
     board_close(out);
 #ifdef DEBUG_TENSORS

@@ -8,8 +8,8 @@ typedef struct {
     int decoupled, maximize; /* decoupled: the weight decay of AdamW */
 } adam_settings;
 
-/* mean, square: moving averages of the gradient and of its square. largest: of the latter (amsgrad), or NULL.
- * step: how many updates there were; counted here. */
+/* mean, square: moving averages of the gradient and of its square. largest: the maximum of `square` (amsgrad), or NULL.
+ * step: the number of updates so far, incremented here. */
 void adam_update(
     float *w, const float *gradient, float *mean, float *square, float *largest, float *step, int n,
     const adam_settings *s);

@@ -1,4 +1,4 @@
-/* y = a + b: residual connections, and gradients that meet. The result may lie over a. */
+/* y = a + b: residual connections, and gradients of a tensor with several uses. y may be a. */
 #ifndef ADD_H
 #define ADD_H
 

@@ -1,8 +1,8 @@
 #include "avg_pool2d.h"
 
-#include "sums.h"
+#include "kernel.h"
 
-/* The places of one window that lie in the image, and what their sum is divided by. */
+/* The pixels of one window that lie in the image, and what their sum is divided by. */
 typedef struct {
     int h0, h1, v0, v1;
     float count;
@@ -12,11 +12,11 @@ static window window_at(const pool2d_shape *s, int p, int q, int count_pad)
 {
     window w;
     const int h = p * s->stride_h - s->pad_h, v = q * s->stride_w - s->pad_w;
-    const int padded = (at_most(h + s->R, s->H + s->pad_h) - h) * (at_most(v + s->S, s->W + s->pad_w) - v);
-    w.h0 = at_least(h, 0);
-    w.h1 = at_most(h + s->R, s->H);
-    w.v0 = at_least(v, 0);
-    w.v1 = at_most(v + s->S, s->W);
+    const int padded = (min_int(h + s->R, s->H + s->pad_h) - h) * (min_int(v + s->S, s->W + s->pad_w) - v);
+    w.h0 = max_int(h, 0);
+    w.h1 = min_int(h + s->R, s->H);
+    w.v0 = max_int(v, 0);
+    w.v1 = min_int(v + s->S, s->W);
     w.count = (float)(count_pad ? padded : (w.h1 - w.h0) * (w.v1 - w.v0));
     return w;
 }

@@ -1,4 +1,4 @@
-/* The mean of each window. count_pad: places in the padding count as zeros; otherwise only those of the image count. */
+/* The mean of each window. count_pad: the padding counts as zeros; otherwise only pixels of the image count. */
 #ifndef AVG_POOL2D_H
 #define AVG_POOL2D_H
 

@@ -1,13 +1,13 @@
 #include "bias.h"
 
-#include "sums.h"
+#include "kernel.h"
 
 void bias_backward(float *restrict db, const float *dy, int rows, int C)
 {
     for (int c = 0; c < C; c++) {
-        exact_sum sum = {0.0f, 0.0f};
+        kahan_sum sum = {0.0f, 0.0f};
         for (int row = 0; row < rows; row++) {
-            exact_add(&sum, dy[row * C + c]);
+            kahan_add(&sum, dy[row * C + c]);
         }
         db[c] = sum.total;
     }

@@ -1,4 +1,4 @@
-/* y = min(max(x, low), high): ReLU6 has 0 and 6. The result may lie over the first argument. */
+/* y = min(max(x, low), high): ReLU6 has 0 and 6. The result may be written over the first input. */
 #ifndef CLAMP_H
 #define CLAMP_H
 

@@ -2,9 +2,7 @@
 
 #include <stddef.h>
 
-#include "products.h"
-
-static const products_loop ONCE = {1, 0, 0};
+#include "gemm.h"
 
 void dense_forward(float *restrict y, const float *x, const float *w, const float *b, int B, int I, int O)
 {
@@ -13,27 +11,27 @@ void dense_forward(float *restrict y, const float *x, const float *w, const floa
             y[n * O + o] = b[o];
         }
     }
-    const products_shape s = {
+    const gemm_shape s = {
         .M = B, .N = O, .y_m = O, .a_m = I, .b_n = I, .outer = ONCE, .middle = ONCE, .inner = {I, 1, 1},
-        .fresh = b == NULL,
+        .overwrite = b == NULL,
     };
-    products_of_runs(y, x, w, &s);
+    gemm_nt(y, x, w, &s);
 }
 
 void dense_backward_weight(float *restrict dw, const float *dy, const float *x, int B, int I, int O)
 {
-    const products_shape s = {
+    const gemm_shape s = {
         .M = O, .N = I, .y_m = I, .a_m = 1, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {B, O, I},
-        .fresh = 1,
+        .overwrite = 1,
     };
-    products_of_columns(dw, dy, x, &s);
+    gemm_tn(dw, dy, x, &s);
 }
 
 void dense_backward_input(float *restrict dx, const float *dy, const float *w, int B, int I, int O)
 {
-    const products_shape s = {
+    const gemm_shape s = {
         .M = B, .N = I, .y_m = I, .a_m = O, .b_n = 1, .outer = ONCE, .middle = ONCE, .inner = {O, 1, I},
-        .fresh = 1,
+        .overwrite = 1,
     };
-    products_of_run_and_columns(dx, dy, w, &s);
+    gemm_nn(dx, dy, w, &s);
 }

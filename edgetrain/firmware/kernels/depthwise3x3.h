@@ -1,5 +1,5 @@
 /* Convolution of each channel by a filter of its own, 3 x 3: x [B, H, W, C], w [C, 3, 3], y [B, P, Q, C].
- * The stride is 1 or 2; padding is at most 3 - stride. Most others: depthwise.h. */
+ * The stride is 1 or 2; padding is at most 3 - stride. Other depthwise convolutions: depthwise.h. */
 #ifndef DEPTHWISE3X3_H
 #define DEPTHWISE3X3_H
 

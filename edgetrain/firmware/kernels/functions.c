@@ -19,7 +19,7 @@ static uint32_t to_bits(float x)
     return bits;
 }
 
-/* x = k ln 2 + r with |r| <= ln 2 / 2; exp x = 2^k exp r. ln 2 is taken off in two parts, the first of few bits. */
+/* x = k ln 2 + r with |r| <= ln 2 / 2; exp x = 2^k exp r. ln 2 is subtracted in two parts, the first of few bits. */
 float exp_float(float x)
 {
     if (!(x < 88.7228394f)) {

@@ -1,4 +1,4 @@
-/* exp, log and tanh of our own: the same bits on every core, whatever C library is linked. */
+/* exp, log and tanh with the same bits on every core, whatever C library is linked. */
 #ifndef FUNCTIONS_H
 #define FUNCTIONS_H
 

@@ -1,14 +1,14 @@
 #include "global_avg_pool.h"
 
-#include "sums.h"
+#include "kernel.h"
 
 void global_avg_pool_forward(float *restrict y, const float *x, int B, int places, int C)
 {
     for (int n = 0; n < B; n++) {
         for (int c = 0; c < C; c++) {
-            exact_sum sum = {0.0f, 0.0f};
+            kahan_sum sum = {0.0f, 0.0f};
             for (int i = 0; i < places; i++) {
-                exact_add(&sum, x[(n * places + i) * C + c]);
+                kahan_add(&sum, x[(n * places + i) * C + c]);
             }
             *y++ = sum.total / (float)places;
         }

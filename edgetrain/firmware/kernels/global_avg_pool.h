@@ -1,4 +1,4 @@
-/* The mean over all places of an image: x [B, places, C], y [B, C]. */
+/* The mean over all pixels (places) of an image: x [B, places, C], y [B, C]. */
 #ifndef GLOBAL_AVG_POOL_H
 #define GLOBAL_AVG_POOL_H
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "sums.h"
+#include "kernel.h"
 
 void group_norm_forward(
     float *restrict y, float *restrict mean, float *restrict invstd, const float *x, const float *weight,
@@ -13,28 +13,28 @@ void group_norm_forward(
     const float count = (float)(C * s->places);
     for (int n = 0; n < s->B; n++) {
         for (int g = 0; g < s->groups; g++) {
-            const int first = n * s->places * s->C + g * C;
-            exact_sum sum = {0.0f, 0.0f}, squares = {0.0f, 0.0f};
+            const int base = n * s->places * s->C + g * C;
+            kahan_sum sum = {0.0f, 0.0f}, squares = {0.0f, 0.0f};
             for (int i = 0; i < s->places; i++) {
                 for (int c = 0; c < C; c++) {
-                    exact_add(&sum, x[first + i * s->C + c]);
+                    kahan_add(&sum, x[base + i * s->C + c]);
                 }
             }
-            const float centre = sum.total / count;
+            const float center = sum.total / count;
             for (int i = 0; i < s->places; i++) {
                 for (int c = 0; c < C; c++) {
-                    const float from_mean = x[first + i * s->C + c] - centre;
-                    exact_add(&squares, from_mean * from_mean);
+                    const float deviation = x[base + i * s->C + c] - center;
+                    kahan_add(&squares, deviation * deviation);
                 }
             }
             const float scale = 1.0f / sqrtf(squares.total / count + eps);
-            mean[n * s->groups + g] = centre;
+            mean[n * s->groups + g] = center;
             invstd[n * s->groups + g] = scale;
             for (int i = 0; i < s->places; i++) {
                 for (int c = 0; c < C; c++) {
-                    const float normed = (x[first + i * s->C + c] - centre) * scale;
+                    const float normed = (x[base + i * s->C + c] - center) * scale;
                     const float scaled = weight == NULL ? normed : normed * weight[g * C + c];
-                    y[first + i * s->C + c] = bias == NULL ? scaled : scaled + bias[g * C + c];
+                    y[base + i * s->C + c] = bias == NULL ? scaled : scaled + bias[g * C + c];
                 }
             }
         }
@@ -53,28 +53,28 @@ void group_norm_backward(
     }
     for (int n = 0; n < s->B; n++) {
         for (int g = 0; g < s->groups; g++) {
-            const int first = n * s->places * s->C + g * C;
-            const float centre = mean[n * s->groups + g], scale = invstd[n * s->groups + g];
-            exact_sum all = {0.0f, 0.0f}, all_normed = {0.0f, 0.0f};
+            const int base = n * s->places * s->C + g * C;
+            const float center = mean[n * s->groups + g], scale = invstd[n * s->groups + g];
+            kahan_sum all = {0.0f, 0.0f}, all_normed = {0.0f, 0.0f};
             for (int c = 0; c < C; c++) {
-                exact_sum sum = {0.0f, 0.0f}, sum_normed = {0.0f, 0.0f};
+                kahan_sum sum = {0.0f, 0.0f}, sum_normed = {0.0f, 0.0f};
                 for (int i = 0; i < s->places; i++) {
-                    const float flows = dy[first + i * s->C + c];
-                    exact_add(&sum, flows);
-                    exact_add(&sum_normed, flows * (x[first + i * s->C + c] - centre));
+                    const float gradient = dy[base + i * s->C + c];
+                    kahan_add(&sum, gradient);
+                    kahan_add(&sum_normed, gradient * (x[base + i * s->C + c] - center));
                 }
-                const float along = sum_normed.total * scale;
+                const float weight_gradient = sum_normed.total * scale;
                 const float factor = weight == NULL ? 1.0f : weight[g * C + c];
                 dbias[g * C + c] += sum.total;
-                dweight[g * C + c] += along;
-                exact_add(&all, sum.total * factor);
-                exact_add(&all_normed, along * factor);
+                dweight[g * C + c] += weight_gradient;
+                kahan_add(&all, sum.total * factor);
+                kahan_add(&all_normed, weight_gradient * factor);
             }
             for (int i = 0; i < s->places; i++) {
                 for (int c = 0; c < C; c++) {
-                    const int at = first + i * s->C + c;
+                    const int at = base + i * s->C + c;
                     const float factor = weight == NULL ? 1.0f : weight[g * C + c];
-                    const float normed = (x[at] - centre) * scale;
+                    const float normed = (x[at] - center) * scale;
                     dx[at] = (dy[at] * factor - all.total / count - normed * (all_normed.total / count)) * scale;
                 }
             }

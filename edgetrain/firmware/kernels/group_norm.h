@@ -1,5 +1,5 @@
 /* Group norm over x [B, places, C]: each sample's channels in groups, mean and invstd [B, groups].
- * weight and bias may be NULL: one and zero. dx may lie over dy. */
+ * weight and bias may be NULL: one and zero. dx may be dy. */
 #ifndef GROUP_NORM_H
 #define GROUP_NORM_H
 

@@ -1,12 +1,12 @@
 #include "mse.h"
 
-#include "sums.h"
+#include "kernel.h"
 
 void mse_forward(float *restrict loss, const float *x, const float *target, int n, int mean)
 {
-    exact_sum sum = {0.0f, 0.0f};
+    kahan_sum sum = {0.0f, 0.0f};
     for (int i = 0; i < n; i++) {
-        exact_add(&sum, (x[i] - target[i]) * (x[i] - target[i]));
+        kahan_add(&sum, (x[i] - target[i]) * (x[i] - target[i]));
     }
     *loss = mean ? sum.total / (float)n : sum.total;
 }

@@ -3,25 +3,25 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "sums.h"
+#include "kernel.h"
 
 void norm_statistics(
     float *restrict mean, float *restrict invstd, const float *x, float *running_mean, float *running_var, int rows,
     int C, float momentum, float eps)
 {
     for (int c = 0; c < C; c++) {
-        exact_sum sum = {0.0f, 0.0f}, squares = {0.0f, 0.0f};
+        kahan_sum sum = {0.0f, 0.0f}, squares = {0.0f, 0.0f};
         for (int row = 0; row < rows; row++) {
-            exact_add(&sum, x[row * C + c]);
+            kahan_add(&sum, x[row * C + c]);
         }
         mean[c] = sum.total / (float)rows;
         for (int row = 0; row < rows; row++) {
-            const float from_mean = x[row * C + c] - mean[c];
-            exact_add(&squares, from_mean * from_mean);
+            const float deviation = x[row * C + c] - mean[c];
+            kahan_add(&squares, deviation * deviation);
         }
         invstd[c] = 1.0f / sqrtf(squares.total / (float)rows + eps);
         if (running_mean != NULL && running_var != NULL) {
-            const float unbiased = squares.total / (float)at_least(rows - 1, 1);
+            const float unbiased = squares.total / (float)max_int(rows - 1, 1);
             running_mean[c] = momentum * mean[c] + (1.0f - momentum) * running_mean[c];
             running_var[c] = momentum * unbiased + (1.0f - momentum) * running_var[c];
         }
@@ -40,7 +40,7 @@ static float scale_of(norm_channels channels, int c)
     return channels.weight == NULL ? channels.invstd[c] : channels.invstd[c] * channels.weight[c];
 }
 
-/* The result for x before it is clamped. */
+/* The result before the clamp. */
 static float normed(norm_channels channels, int c, float x)
 {
     const float y = (x - channels.mean[c]) * scale_of(channels, c);
@@ -52,8 +52,8 @@ static float clamp(norm_channels channels, float y)
     return y < channels.low ? channels.low : y > channels.high ? channels.high : y;
 }
 
-/* The gradient before the clamp: none flows where the clamp holds. */
-static float flowing(norm_channels channels, int c, float x, float dy)
+/* The gradient before the clamp: zero where y was clamped. */
+static float masked(norm_channels channels, int c, float x, float dy)
 {
     const float y = normed(channels, c, x);
     return y > channels.low && y < channels.high ? dy : 0.0f;
@@ -73,12 +73,12 @@ static void sums_of_gradient(
     int C)
 {
     for (int c = 0; c < C; c++) {
-        exact_sum sum = {0.0f, 0.0f}, sum_normed = {0.0f, 0.0f};
+        kahan_sum sum = {0.0f, 0.0f}, sum_normed = {0.0f, 0.0f};
         for (int row = 0; row < rows; row++) {
             const float value = x[row * C + c];
-            const float flows = flowing(channels, c, value, dy[row * C + c]);
-            exact_add(&sum, flows);
-            exact_add(&sum_normed, flows * (value - channels.mean[c]));
+            const float gradient = masked(channels, c, value, dy[row * C + c]);
+            kahan_add(&sum, gradient);
+            kahan_add(&sum_normed, gradient * (value - channels.mean[c]));
         }
         dbias[c] = sum.total;
         dweight[c] = sum_normed.total * channels.invstd[c];
@@ -93,9 +93,9 @@ void norm_backward(
     for (int row = 0; row < rows; row++) {
         for (int c = 0; c < C; c++) {
             const float value = x[row * C + c];
-            const float flows = flowing(channels, c, value, dy[row * C + c]);
-            const float along = (value - channels.mean[c]) * channels.invstd[c] * (dweight[c] / (float)rows);
-            dx[row * C + c] = (flows - dbias[c] / (float)rows - along) * scale_of(channels, c);
+            const float gradient = masked(channels, c, value, dy[row * C + c]);
+            const float projection = (value - channels.mean[c]) * channels.invstd[c] * (dweight[c] / (float)rows);
+            dx[row * C + c] = (gradient - dbias[c] / (float)rows - projection) * scale_of(channels, c);
         }
     }
 }
@@ -107,7 +107,7 @@ void norm_backward_frozen(
     sums_of_gradient(dweight, dbias, dy, x, channels, rows, C);
     for (int row = 0; row < rows; row++) {
         for (int c = 0; c < C; c++) {
-            dx[row * C + c] = flowing(channels, c, x[row * C + c], dy[row * C + c]) * scale_of(channels, c);
+            dx[row * C + c] = masked(channels, c, x[row * C + c], dy[row * C + c]) * scale_of(channels, c);
         }
     }
 }

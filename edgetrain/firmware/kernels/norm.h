@@ -1,15 +1,15 @@
 /* Batch norm over x [rows, C], together with the clamp that follows it (-inf and inf without one).
  *
- *     statistics        mean and 1 / sqrt(variance + eps) of a batch; the running ones change, where they are given
- *     invstd            1 / sqrt(variance + eps) of a variance that is given: a batch norm that is frozen
- *     apply             y = clamp((x - mean) * invstd * weight + bias, low, high); may lie over x
- *     backward          gradients of x, weight and bias from that of y; dx may lie over dy
+ *     statistics        mean and 1 / sqrt(variance + eps) of a batch; updates the running ones, where given
+ *     invstd            1 / sqrt(variance + eps) of the running variance: a frozen batch norm
+ *     apply             y = clamp((x - mean) * invstd * weight + bias, low, high); y may be x
+ *     backward          gradients of x, weight and bias from that of y; dx may be dy
  *     backward_frozen   the same where mean and invstd are constants
  */
 #ifndef NORM_H
 #define NORM_H
 
-/* What a batch norm knows of its channels. weight and bias may be NULL: one and zero. */
+/* Per channel. weight and bias may be NULL: one and zero. */
 typedef struct {
     const float *mean, *invstd, *weight, *bias;
     float low, high;

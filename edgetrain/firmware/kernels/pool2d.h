@@ -1,4 +1,4 @@
-/* The window of a pool: x [B, H, W, C], y [B, P, Q, C], R x S places. */
+/* The window of a pool: x [B, H, W, C], y [B, P, Q, C], R x S pixels. */
 #ifndef POOL2D_H
 #define POOL2D_H
 

@@ -1,4 +1,4 @@
-/* y = max(x, 0). The result may lie over the first argument. */
+/* y = max(x, 0). The result may be written over the first input. */
 #ifndef RELU_H
 #define RELU_H
 

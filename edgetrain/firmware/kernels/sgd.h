@@ -7,7 +7,7 @@ typedef struct {
     int nesterov, maximize;
 } sgd_settings;
 
-/* buffer: the momentum, or NULL without one. first: this is the first step, which starts it. */
+/* buffer: the momentum, or NULL without one. first: this is the first step, which initialises it. */
 void sgd_update(float *w, const float *gradient, float *buffer, int n, const sgd_settings *s, int first);
 
 #endif

@@ -1,4 +1,4 @@
-/* y = 1 / (1 + exp(-x)). The result may lie over the first argument. */
+/* y = 1 / (1 + exp(-x)). The result may be written over the first input. */
 #ifndef SIGMOID_H
 #define SIGMOID_H
 

@@ -1,7 +1,7 @@
 #include "softmax_cross_entropy.h"
 
 #include "functions.h"
-#include "sums.h"
+#include "kernel.h"
 
 int labels_in_range(const int32_t *labels, int B, int C)
 {
@@ -14,35 +14,36 @@ int labels_in_range(const int32_t *labels, int B, int C)
 }
 
 void softmax_cross_entropy_forward(
-    float *restrict loss, float *restrict logs, const float *logits, const int32_t *labels, int B, int C, int mean)
+    float *restrict loss, float *restrict log_softmax, const float *logits, const int32_t *labels, int B, int C,
+    int mean)
 {
-    exact_sum total = {0.0f, 0.0f};
+    kahan_sum total = {0.0f, 0.0f};
     for (int n = 0; n < B; n++) {
         const float *row = logits + n * C;
-        float most = row[0];
+        float max = row[0];
         for (int c = 1; c < C; c++) {
-            most = row[c] > most ? row[c] : most;
+            max = row[c] > max ? row[c] : max;
         }
-        exact_sum sum = {0.0f, 0.0f};
+        kahan_sum sum = {0.0f, 0.0f};
         for (int c = 0; c < C; c++) {
-            exact_add(&sum, exp_float(row[c] - most));
+            kahan_add(&sum, exp_float(row[c] - max));
         }
         const float log_sum = log_float(sum.total);
         for (int c = 0; c < C; c++) {
-            logs[n * C + c] = (row[c] - most) - log_sum;
+            log_softmax[n * C + c] = (row[c] - max) - log_sum;
         }
-        exact_add(&total, -logs[n * C + labels[n]]);
+        kahan_add(&total, -log_softmax[n * C + labels[n]]);
     }
     *loss = mean ? total.total / (float)B : total.total;
 }
 
-void softmax_cross_entropy_backward(float *dx, const float *logs, const int32_t *labels, int B, int C, int mean)
+void softmax_cross_entropy_backward(float *dx, const float *log_softmax, const int32_t *labels, int B, int C, int mean)
 {
     const float scale = mean ? 1.0f / (float)B : 1.0f;
     for (int n = 0; n < B; n++) {
         for (int c = 0; c < C; c++) {
             const float target = c == labels[n] ? 1.0f : 0.0f;
-            dx[n * C + c] = (exp_float(logs[n * C + c]) - target) * scale;
+            dx[n * C + c] = (exp_float(log_softmax[n * C + c]) - target) * scale;
         }
     }
 }

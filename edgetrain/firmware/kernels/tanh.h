@@ -1,4 +1,4 @@
-/* y = tanh(x). The result may lie over the first argument. */
+/* y = tanh(x). The result may be written over the first input. */
 #ifndef TANH_H
 #define TANH_H
 

@@ -3,16 +3,16 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "numbers.h"
+#include "elementwise.h"
 
 typedef struct {
     float *w, *mean, *square, *largest;
     const float *gradient;
     int n, decoupled, maximize;
-    float rate, root_correction, keep, new_mean, old_square, new_square, weight_decay, eps;
+    float rate, root_correction, shrink, new_mean, old_square, new_square, weight_decay, eps;
 } adam_job;
 
-/* x to a whole power, by squaring. */
+/* x to the power n, by squaring. */
 static double power(double x, int n)
 {
     double y = 1.0;
@@ -23,30 +23,30 @@ static double power(double x, int n)
     return y;
 }
 
-/* `largest` stands for `square` where it is kept. */
-INLINE void update(const adam_job *of, int start, int end, int keeps_largest)
+/* With keeps_largest, `largest` takes the place of `square`. */
+ALWAYS_INLINE void update(const adam_job *of, int start, int end, int keeps_largest)
 {
     const adam_job s = *of;
     for (int i = start; i < end; i++) {
         const float sign = s.maximize ? -s.gradient[i] : s.gradient[i];
-        const float w = s.w[i] * s.keep, g = s.decoupled ? sign : sign + s.weight_decay * w;
+        const float w = s.w[i] * s.shrink, g = s.decoupled ? sign : sign + s.weight_decay * w;
         const float mean = s.mean[i] + s.new_mean * (g - s.mean[i]);
         const float square = s.old_square * s.square[i] + s.new_square * g * g;
-        float most = square;
+        float denominator = square;
         s.mean[i] = mean;
         s.square[i] = square;
         if (keeps_largest) {
-            most = most > s.largest[i] ? most : s.largest[i];
-            s.largest[i] = most;
+            denominator = denominator > s.largest[i] ? denominator : s.largest[i];
+            s.largest[i] = denominator;
         }
-        s.w[i] = w - s.rate * (mean / (sqrtf(most) / s.root_correction + s.eps));
+        s.w[i] = w - s.rate * (mean / (sqrtf(denominator) / s.root_correction + s.eps));
     }
 }
 
-static void update_piece(const void *job, int piece)
+static void update_task(const void *job, int task)
 {
     const adam_job *of = job;
-    const int start = piece * PIECE, end = lower(start + PIECE, of->n);
+    const int start = task * TASK_ELEMENTS, end = min_int(start + TASK_ELEMENTS, of->n);
     if (of->largest == NULL) {
         update(of, start, end, 0);
     } else {
@@ -65,9 +65,9 @@ void adam_update(
         .decoupled = s->decoupled, .maximize = s->maximize,
         .rate = (float)(s->learning_rate / (1.0 - power(s->beta1, count))),
         .root_correction = (float)sqrt(1.0 - power(s->beta2, count)),
-        .keep = s->decoupled ? (float)(1.0 - s->learning_rate * (double)s->weight_decay) : 1.0f,
+        .shrink = s->decoupled ? (float)(1.0 - s->learning_rate * (double)s->weight_decay) : 1.0f,
         .new_mean = (float)(1.0 - s->beta1), .old_square = (float)s->beta2, .new_square = (float)(1.0 - s->beta2),
         .weight_decay = s->weight_decay, .eps = s->eps,
     };
-    parallel_for(parts_of(n, PIECE), n / LANES * 4, update_piece, &of);
+    parallel_for(ceil_div(n, TASK_ELEMENTS), n / LANES * 4, update_task, &of);
 }

@@ -1,16 +1,16 @@
 #include "../add.h"
 
-#include "numbers.h"
+#include "elementwise.h"
 
-static void forward_piece(const void *job, int piece)
+static void forward_task(const void *job, int task)
 {
-    const numbers of = piece_of(job, piece);
-    for (int i = 0; i < of.n; i++) {
-        of.to[i] = of.a[i] + of.b[i];
+    const elements e = elements_of(job, task);
+    for (int i = 0; i < e.n; i++) {
+        e.y[i] = e.a[i] + e.b[i];
     }
 }
 
 void add_forward(float *y, const float *a, const float *b, int n)
 {
-    for_numbers(&(numbers){.to = y, .a = a, .b = b, .n = n}, forward_piece);
+    for_elements(&(elements){.y = y, .a = a, .b = b, .n = n}, forward_task);
 }

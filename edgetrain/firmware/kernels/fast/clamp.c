@@ -1,29 +1,29 @@
 #include "../clamp.h"
 
-#include "numbers.h"
+#include "elementwise.h"
 
-static void forward_piece(const void *job, int piece)
+static void forward_task(const void *job, int task)
 {
-    const numbers of = piece_of(job, piece);
-    for (int i = 0; i < of.n; i++) {
-        of.to[i] = of.a[i] < of.low ? of.low : of.a[i] > of.high ? of.high : of.a[i];
+    const elements e = elements_of(job, task);
+    for (int i = 0; i < e.n; i++) {
+        e.y[i] = e.a[i] < e.low ? e.low : e.a[i] > e.high ? e.high : e.a[i];
     }
 }
 
 void clamp_forward(float *y, const float *x, int n, float low, float high)
 {
-    for_numbers(&(numbers){.to = y, .a = x, .n = n, .low = low, .high = high}, forward_piece);
+    for_elements(&(elements){.y = y, .a = x, .n = n, .low = low, .high = high}, forward_task);
 }
 
-static void backward_piece(const void *job, int piece)
+static void backward_task(const void *job, int task)
 {
-    const numbers of = piece_of(job, piece);
-    for (int i = 0; i < of.n; i++) {
-        of.to[i] = of.b[i] > of.low && of.b[i] < of.high ? of.a[i] : 0.0f;
+    const elements e = elements_of(job, task);
+    for (int i = 0; i < e.n; i++) {
+        e.y[i] = e.b[i] > e.low && e.b[i] < e.high ? e.a[i] : 0.0f;
     }
 }
 
 void clamp_backward(float *dx, const float *dy, const float *y, int n, float low, float high)
 {
-    for_numbers(&(numbers){.to = dx, .a = dy, .b = y, .n = n, .low = low, .high = high}, backward_piece);
+    for_elements(&(elements){.y = dx, .a = dy, .b = y, .n = n, .low = low, .high = high}, backward_task);
 }

@@ -2,7 +2,7 @@
 #ifndef CONVOLVE_DEPTHWISE_H
 #define CONVOLVE_DEPTHWISE_H
 
-enum { MOST_DEPTHWISE_TAPS = 256 };
+enum { MAX_DEPTHWISE_TAPS = 256 };
 
 typedef struct {
     int B, H, W, C, P, Q, R, S;

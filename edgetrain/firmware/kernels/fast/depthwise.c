@@ -1,4 +1,4 @@
-/* conv2d knows in vectors which convolutions have filters that see one channel. */
+/* The vectorised conv2d recognises depthwise convolutions itself. */
 #include "../depthwise.h"
 
 void depthwise_forward(float *restrict y, const float *x, const float *w, const float *b, const conv2d_shape *s)

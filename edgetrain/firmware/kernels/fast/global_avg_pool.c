@@ -9,17 +9,17 @@ typedef struct {
     int places, C;
 } pool_job;
 
-INLINE void mean_of(const pool_job *of, int n, int c, int lanes)
+ALWAYS_INLINE void mean_of(const pool_job *of, int n, int c, int lanes)
 {
     const float *x = of->from + n * of->places * of->C + c;
-    exact_vec sum = {splat(0.0f), splat(0.0f)};
+    kahan_vec sum = {splat(0.0f), splat(0.0f)};
     for (int i = 0; i < of->places; i++) {
-        exact_add_vec(&sum, load_some(x + i * of->C, lanes));
+        kahan_add_vec(&sum, load_partial(x + i * of->C, lanes));
     }
-    store_some(of->to + n * of->C + c, sum.total / splat((float)of->places), lanes);
+    store_partial(of->to + n * of->C + c, sum.total / splat((float)of->places), lanes);
 }
 
-static void forward_piece(const void *job, int n)
+static void forward_task(const void *job, int n)
 {
     const pool_job *of = job;
     int c = 0;
@@ -34,10 +34,10 @@ static void forward_piece(const void *job, int n)
 void global_avg_pool_forward(float *restrict y, const float *x, int B, int places, int C)
 {
     const pool_job of = {y, x, places, C};
-    parallel_for(B, (long)B * places * C, forward_piece, &of);
+    parallel_for(B, (long)B * places * C, forward_task, &of);
 }
 
-static void backward_piece(const void *job, int n)
+static void backward_task(const void *job, int n)
 {
     const pool_job *of = job;
     const float *dy = of->from + n * of->C;
@@ -52,5 +52,5 @@ static void backward_piece(const void *job, int n)
 void global_avg_pool_backward(float *restrict dx, const float *dy, int B, int places, int C)
 {
     const pool_job of = {dx, dy, places, C};
-    parallel_for(B, (long)B * places * C, backward_piece, &of);
+    parallel_for(B, (long)B * places * C, backward_task, &of);
 }

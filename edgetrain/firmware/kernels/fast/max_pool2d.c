@@ -5,17 +5,17 @@
 #include "parallel.h"
 #include "vector.h"
 
-enum { MOST_PLACES = 256 }; /* of a window: `where` is a byte */
+enum { MAX_WINDOW = 256 }; /* `argmax` is a byte */
 
 typedef struct {
     float *to;
-    uint8_t *where;
+    uint8_t *argmax;
     const float *from;
-    const uint8_t *was;
+    const uint8_t *saved_argmax;
     const pool2d_shape *s;
 } pool_job;
 
-/* The places [r0, r1) x [t0, t1) of a window that lie in the image, which begins at row h, column v. */
+/* The positions [r0, r1) x [t0, t1) of a window at (h, v) that lie in the image. */
 typedef struct {
     int h, v, r0, r1, t0, t1;
 } window;
@@ -23,34 +23,34 @@ typedef struct {
 static window window_at(const pool2d_shape *s, int p, int q)
 {
     const int h = p * s->stride_h - s->pad_h, v = q * s->stride_w - s->pad_w;
-    return (window){h, v, higher(-h, 0), lower(s->R, s->H - h), higher(-v, 0), lower(s->S, s->W - v)};
+    return (window){h, v, max_int(-h, 0), min_int(s->R, s->H - h), max_int(-v, 0), min_int(s->S, s->W - v)};
 }
 
-/* `lanes` channels of one window. The first place counts where several are as large; what is not a number wins.
- * room: floats from `image` on to the end of the tensor. */
-INLINE void largest(
-    float *y, uint8_t *where, const float *image, const pool2d_shape *s, window w, int lanes, int room)
+/* `lanes` channels of one window. The first of equal maxima counts; NaN wins. room: floats from `image` to the end of
+ * the tensor. */
+ALWAYS_INLINE void max_of_window(
+    float *y, uint8_t *argmax, const float *image, const pool2d_shape *s, window w, int lanes, int room)
 {
-    vec most = splat(-INFINITY);
-    ivec found = splat_int(w.r0 * s->S + w.t0);
-    int32_t places[LANES];
+    vec max = splat(-INFINITY);
+    ivec position = splat_int(w.r0 * s->S + w.t0);
+    int32_t positions[LANES];
     for (int r = w.r0; r < w.r1; r++) {
         for (int t = w.t0; t < w.t1; t++) {
             const int at = ((w.h + r) * s->W + w.v + t) * s->C;
-            const vec value = load_at_least(image + at, lanes, room - at);
-            const ivec wins = (value > most) | (value != value);
-            most = choose(wins, value, most);
-            found = choose_int(wins, splat_int(r * s->S + t), found);
+            const vec value = load_padded(image + at, lanes, room - at);
+            const ivec wins = (value > max) | (value != value);
+            max = blend(wins, value, max);
+            position = blend_int(wins, splat_int(r * s->S + t), position);
         }
     }
-    store_some(y, most, lanes);
-    memcpy(places, &found, sizeof places);
+    store_partial(y, max, lanes);
+    memcpy(positions, &position, sizeof positions);
     for (int i = 0; i < lanes; i++) {
-        where[i] = (uint8_t)places[i];
+        argmax[i] = (uint8_t)positions[i];
     }
 }
 
-static void forward_piece(const void *job, int row)
+static void forward_task(const void *job, int row)
 {
     const pool_job *of = job;
     const pool2d_shape *s = of->s;
@@ -61,30 +61,30 @@ static void forward_piece(const void *job, int row)
         const int at = (row * s->Q + q) * s->C;
         int c = 0;
         for (; c + LANES <= s->C; c += LANES) {
-            largest(of->to + at + c, of->where + at + c, image + c, s, w, LANES, room - c);
+            max_of_window(of->to + at + c, of->argmax + at + c, image + c, s, w, LANES, room - c);
         }
         if (c < s->C) {
-            largest(of->to + at + c, of->where + at + c, image + c, s, w, s->C - c, room - c);
+            max_of_window(of->to + at + c, of->argmax + at + c, image + c, s, w, s->C - c, room - c);
         }
     }
 }
 
-void max_pool2d_forward(float *restrict y, uint8_t *restrict where, const float *x, const pool2d_shape *s)
+void max_pool2d_forward(float *restrict y, uint8_t *restrict argmax, const float *x, const pool2d_shape *s)
 {
-    const pool_job of = {.to = y, .where = where, .from = x, .s = s};
-    const long work = (long)s->B * s->P * s->Q * s->R * s->S * parts_of(s->C, LANES);
-    parallel_for(s->B * s->P, work, forward_piece, &of);
+    const pool_job of = {.to = y, .argmax = argmax, .from = x, .s = s};
+    const long work = (long)s->B * s->P * s->Q * s->R * s->S * ceil_div(s->C, LANES);
+    parallel_for(s->B * s->P, work, forward_task, &of);
 }
 
-/* One image: windows of other rows may overlap. */
-static void backward_piece(const void *job, int n)
+/* One image: its windows may overlap. */
+static void backward_task(const void *job, int n)
 {
     const pool_job *of = job;
     const pool2d_shape *s = of->s;
     const int numbers = s->H * s->W * s->C;
     float *dx = of->to + n * numbers;
-    int offsets[MOST_PLACES];
-    for (int i = 0; i < s->R * s->S && i < MOST_PLACES; i++) {
+    int offsets[MAX_WINDOW];
+    for (int i = 0; i < s->R * s->S && i < MAX_WINDOW; i++) {
         offsets[i] = (i / s->S * s->W + i % s->S) * s->C;
     }
     memset(dx, 0, (size_t)numbers * sizeof *dx);
@@ -93,14 +93,14 @@ static void backward_piece(const void *job, int n)
             const int at = ((n * s->P + p) * s->Q + q) * s->C;
             const int corner = ((p * s->stride_h - s->pad_h) * s->W + q * s->stride_w - s->pad_w) * s->C;
             for (int c = 0; c < s->C; c++) {
-                dx[corner + offsets[of->was[at + c]] + c] += of->from[at + c];
+                dx[corner + offsets[of->saved_argmax[at + c]] + c] += of->from[at + c];
             }
         }
     }
 }
 
-void max_pool2d_backward(float *restrict dx, const float *dy, const uint8_t *where, const pool2d_shape *s)
+void max_pool2d_backward(float *restrict dx, const float *dy, const uint8_t *argmax, const pool2d_shape *s)
 {
-    const pool_job of = {.to = dx, .from = dy, .was = where, .s = s};
-    parallel_for(s->B, (long)s->B * (s->P * s->Q + s->H * s->W / 4) * s->C, backward_piece, &of);
+    const pool_job of = {.to = dx, .from = dy, .saved_argmax = argmax, .s = s};
+    parallel_for(s->B, (long)s->B * (s->P * s->Q + s->H * s->W / 4) * s->C, backward_task, &of);
 }

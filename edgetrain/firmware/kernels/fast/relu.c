@@ -1,29 +1,29 @@
 #include "../relu.h"
 
-#include "numbers.h"
+#include "elementwise.h"
 
-static void forward_piece(const void *job, int piece)
+static void forward_task(const void *job, int task)
 {
-    const numbers of = piece_of(job, piece);
-    for (int i = 0; i < of.n; i++) {
-        of.to[i] = of.a[i] > 0.0f ? of.a[i] : 0.0f;
+    const elements e = elements_of(job, task);
+    for (int i = 0; i < e.n; i++) {
+        e.y[i] = e.a[i] > 0.0f ? e.a[i] : 0.0f;
     }
 }
 
 void relu_forward(float *y, const float *x, int n)
 {
-    for_numbers(&(numbers){.to = y, .a = x, .n = n}, forward_piece);
+    for_elements(&(elements){.y = y, .a = x, .n = n}, forward_task);
 }
 
-static void backward_piece(const void *job, int piece)
+static void backward_task(const void *job, int task)
 {
-    const numbers of = piece_of(job, piece);
-    for (int i = 0; i < of.n; i++) {
-        of.to[i] = of.b[i] > 0.0f ? of.a[i] : 0.0f;
+    const elements e = elements_of(job, task);
+    for (int i = 0; i < e.n; i++) {
+        e.y[i] = e.b[i] > 0.0f ? e.a[i] : 0.0f;
     }
 }
 
 void relu_backward(float *dx, const float *dy, const float *y, int n)
 {
-    for_numbers(&(numbers){.to = dx, .a = dy, .b = y, .n = n}, backward_piece);
+    for_elements(&(elements){.y = dx, .a = dy, .b = y, .n = n}, backward_task);
 }

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-#include "numbers.h"
+#include "elementwise.h"
 
 typedef struct {
     float *w, *buffer;
@@ -23,19 +23,19 @@ static void update_plain(const sgd_job *of, int start, int end)
 static void update_with_momentum(const sgd_job *of, int start, int end)
 {
     const sgd_settings s = *of->s;
-    const float new_part = 1.0f - s.dampening;
+    const float gradient_share = 1.0f - s.dampening;
     for (int i = start; i < end; i++) {
         const float g = (s.maximize ? -of->gradient[i] : of->gradient[i]) + s.weight_decay * of->w[i];
-        const float moved = of->first ? g : s.momentum * of->buffer[i] + new_part * g;
-        of->buffer[i] = moved;
-        of->w[i] -= s.learning_rate * (s.nesterov ? g + s.momentum * moved : moved);
+        const float momentum = of->first ? g : s.momentum * of->buffer[i] + gradient_share * g;
+        of->buffer[i] = momentum;
+        of->w[i] -= s.learning_rate * (s.nesterov ? g + s.momentum * momentum : momentum);
     }
 }
 
-static void update_piece(const void *job, int piece)
+static void update_task(const void *job, int task)
 {
     const sgd_job *of = job;
-    const int start = piece * PIECE, end = lower(start + PIECE, of->n);
+    const int start = task * TASK_ELEMENTS, end = min_int(start + TASK_ELEMENTS, of->n);
     if (of->buffer == NULL) {
         update_plain(of, start, end);
     } else {
@@ -46,5 +46,5 @@ static void update_piece(const void *job, int piece)
 void sgd_update(float *w, const float *gradient, float *buffer, int n, const sgd_settings *s, int first)
 {
     const sgd_job of = {w, buffer, gradient, s, n, first};
-    parallel_for(parts_of(n, PIECE), n / LANES, update_piece, &of);
+    parallel_for(ceil_div(n, TASK_ELEMENTS), n / LANES, update_task, &of);
 }

@@ -1,7 +1,7 @@
-/* Vectors as the compiler has them: AVX, NEON and SSE from one source, and plain floats where a core has none.
+/* Vectors of the compiler: AVX, NEON and SSE from one source, and plain floats where a core has none.
  *
  *     LANES      floats in a vector
- *     ROWS       x VECTORS vectors are the sums that a core can hold in its registers, beside what it multiplies
+ *     MR x NR    the tile of sums that a core's registers hold beside the factors; NR is VECTORS vectors
  */
 #ifndef VECTOR_H
 #define VECTOR_H
@@ -9,49 +9,55 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Inlined before anything else, so that all sums of a tile stay in registers. */
+__attribute__((always_inline)) static inline int min_int(int a, int b);
+__attribute__((always_inline)) static inline int max_int(int a, int b);
+__attribute__((always_inline)) static inline int ceil_div(int a, int b);
+
+#include "../kernel.h"
+
 #if defined(__AVX__)
 #define LANES 8
-#define ROWS 6
+#define MR 6
 #define VECTORS 2
 #elif defined(__ARM_NEON)
 #define LANES 4
-#define ROWS 8
+#define MR 8
 #define VECTORS 2
 #elif defined(__SSE2__)
 #define LANES 4
-#define ROWS 6
+#define MR 6
 #define VECTORS 2
 #else
 #define LANES 1
-#define ROWS 4
+#define MR 4
 #define VECTORS 4
 #endif
 
-#define COLUMNS (VECTORS * LANES)
-#define INLINE static inline __attribute__((always_inline))
+#define NR (VECTORS * LANES)
 
 #if LANES > 1
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 
-/* All lanes x. (x - 0 is x for every x, minus zero too.) */
-INLINE vec splat(float x)
+/* x in all lanes. (x - 0 is x for every x, minus zero too.) */
+ALWAYS_INLINE vec splat(float x)
 {
     return x - (vec){0.0f};
 }
 
-INLINE ivec splat_int(int x)
+ALWAYS_INLINE ivec splat_int(int x)
 {
     return x - (ivec){0};
 }
 
 /* Lane by lane: a where the mask is set, b where it is not. */
-INLINE vec choose(ivec mask, vec a, vec b)
+ALWAYS_INLINE vec blend(ivec mask, vec a, vec b)
 {
     return (vec)(((ivec)a & mask) | ((ivec)b & ~mask));
 }
 
-INLINE ivec choose_int(ivec mask, ivec a, ivec b)
+ALWAYS_INLINE ivec blend_int(ivec mask, ivec a, ivec b)
 {
     return (a & mask) | (b & ~mask);
 }
@@ -59,41 +65,41 @@ INLINE ivec choose_int(ivec mask, ivec a, ivec b)
 typedef float vec;
 typedef int32_t ivec;
 
-INLINE vec splat(float x)
+ALWAYS_INLINE vec splat(float x)
 {
     return x;
 }
 
-INLINE ivec splat_int(int x)
+ALWAYS_INLINE ivec splat_int(int x)
 {
     return x;
 }
 
-INLINE vec choose(ivec mask, vec a, vec b)
+ALWAYS_INLINE vec blend(ivec mask, vec a, vec b)
 {
     return mask != 0 ? a : b;
 }
 
-INLINE ivec choose_int(ivec mask, ivec a, ivec b)
+ALWAYS_INLINE ivec blend_int(ivec mask, ivec a, ivec b)
 {
     return mask != 0 ? a : b;
 }
 #endif
 
-INLINE vec load(const float *from)
+ALWAYS_INLINE vec load(const float *from)
 {
     vec v;
     memcpy(&v, from, sizeof v);
     return v;
 }
 
-INLINE void store(float *to, vec v)
+ALWAYS_INLINE void store(float *to, vec v)
 {
     memcpy(to, &v, sizeof v);
 }
 
-/* n floats, fewer than LANES: by halves, as a loop would become a call. */
-INLINE void copy_few(float *to, const float *from, int n)
+/* n floats, fewer than LANES: by halves, as a loop would be compiled to a call. */
+ALWAYS_INLINE void copy_partial(float *to, const float *from, int n)
 {
     int at = 0;
     if (LANES > 4 && (n & 4) != 0) {
@@ -110,17 +116,17 @@ INLINE void copy_few(float *to, const float *from, int n)
 }
 
 /* The first n lanes; zeros behind them. */
-INLINE vec load_some(const float *from, int n)
+ALWAYS_INLINE vec load_partial(const float *from, int n)
 {
     float some[LANES] = {0.0f};
     if (n == LANES) {
         return load(from);
     }
-    copy_few(some, from, n);
+    copy_partial(some, from, n);
     return load(some);
 }
 
-INLINE void store_some(float *to, vec v, int n)
+ALWAYS_INLINE void store_partial(float *to, vec v, int n)
 {
     float some[LANES];
     if (n == LANES) {
@@ -128,53 +134,37 @@ INLINE void store_some(float *to, vec v, int n)
         return;
     }
     store(some, v);
-    copy_few(to, some, n);
+    copy_partial(to, some, n);
 }
 
-/* n lanes that count, of a tensor that has `room` floats from here on: more are read where they are there, as that is
- * quicker. For what nobody writes meanwhile. */
-INLINE vec load_at_least(const float *from, int n, int room)
+/* The first n lanes of a tensor of which `room` floats are left. All lanes are loaded where there are so many, which is
+ * faster; those after n may hold anything. For tensors that nobody writes meanwhile. */
+ALWAYS_INLINE vec load_padded(const float *from, int n, int room)
 {
-    return room >= LANES ? load(from) : load_some(from, n);
+    return room >= LANES ? load(from) : load_partial(from, n);
 }
 
 /* A short run of floats. */
-INLINE void copy_run(float *to, const float *from, int n)
+ALWAYS_INLINE void copy_run(float *to, const float *from, int n)
 {
     int i = 0;
     for (; i + LANES <= n; i += LANES) {
         store(to + i, load(from + i));
     }
-    copy_few(to + i, from + i, n - i);
+    copy_partial(to + i, from + i, n - i);
 }
 
-/* Sums that carry along what rounding loses (Kahan), one in each lane. */
+/* Kahan summation, one sum in each lane. */
 typedef struct {
     vec total, lost;
-} exact_vec;
+} kahan_vec;
 
-INLINE void exact_add_vec(exact_vec *sum, vec value)
+ALWAYS_INLINE void kahan_add_vec(kahan_vec *sum, vec value)
 {
     const vec corrected = value - sum->lost;
     const vec total = sum->total + corrected;
     sum->lost = (total - sum->total) - corrected;
     sum->total = total;
-}
-
-INLINE int lower(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-INLINE int higher(int a, int b)
-{
-    return a > b ? a : b;
-}
-
-/* a / b, rounded up. */
-INLINE int parts_of(int a, int b)
-{
-    return (a + b - 1) / b;
 }
 
 #endif

@@ -1,9 +1,9 @@
-#include "tile.h"
+#include "microkernel.h"
 
-INLINE void multiply_sized(const tile *t, int rows, int vectors)
+ALWAYS_INLINE void microkernel_sized(const tile *t, int rows, int vectors)
 {
-    vec sums[2 * ROWS][VECTORS];
-    const int count = t->inner.count, step = t->inner.step, pitch = t->inner.panel_step, row = t->row;
+    vec sums[2 * MR][VECTORS];
+    const int count = t->inner.count, step = t->inner.a, pitch = t->inner.panel, row = t->a_row;
     for (int m = 0; m < rows; m++) {
         for (int v = 0; v < vectors; v++) {
             sums[m][v] = splat(0.0f);
@@ -11,8 +11,8 @@ INLINE void multiply_sized(const tile *t, int rows, int vectors)
     }
     for (int o = 0; o < t->outer.count; o++) {
         for (int i = 0; i < t->middle.count; i++) {
-            const float *a = t->a + o * t->outer.step + i * t->middle.step;
-            const float *panel = t->panel + o * t->outer.panel_step + i * t->middle.panel_step;
+            const float *a = t->a + o * t->outer.a + i * t->middle.a;
+            const float *panel = t->panel + o * t->outer.panel + i * t->middle.panel;
             for (int j = 0; j < count; j++) {
                 vec right[VECTORS];
                 for (int v = 0; v < vectors; v++) {
@@ -31,35 +31,35 @@ INLINE void multiply_sized(const tile *t, int rows, int vectors)
     }
     for (int m = 0; m < rows; m++) {
         for (int v = 0; v < vectors; v++) {
-            const int lanes = lower(t->width - v * LANES, LANES);
+            const int lanes = min_int(t->columns - v * LANES, LANES);
             vec sum = sums[m][v];
             if (lanes <= 0) {
                 continue;
             }
-            sum = t->add ? sum + load_some(t->out[m] + v * LANES, lanes) : sum;
+            sum = t->add ? sum + load_partial(t->y[m] + v * LANES, lanes) : sum;
             sum = t->bias != NULL ? sum + load(t->bias + v * LANES) : sum;
-            store_some(t->out[m] + v * LANES, sum, lanes);
+            store_partial(t->y[m] + v * LANES, sum, lanes);
         }
     }
 }
 
-/* Each number of rows and of vectors has code of its own, so that all sums stay in registers.
- * SMALL_CODE: the same in loops, for builds that are not for speed. */
-void multiply(const tile *t)
+/* Each number of rows and vectors has code of its own, so that all sums stay in registers. SMALL_CODE: loops instead,
+ * for builds with sanitizers. */
+void microkernel(const tile *t)
 {
 #ifdef SMALL_CODE
-    multiply_sized(t, t->rows, t->width <= LANES ? 1 : VECTORS);
+    microkernel_sized(t, t->rows, t->columns <= LANES ? 1 : VECTORS);
 #else
 #define NARROW(n) \
     case n: \
-        multiply_sized(t, n, 1); \
+        microkernel_sized(t, n, 1); \
         break;
 #define SIZED(n) \
     case n: \
-        if (t->width <= LANES) { \
-            multiply_sized(t, n, 1); \
+        if (t->columns <= LANES) { \
+            microkernel_sized(t, n, 1); \
         } else { \
-            multiply_sized(t, n, VECTORS); \
+            microkernel_sized(t, n, VECTORS); \
         } \
         break;
     switch (t->rows) {
@@ -67,12 +67,12 @@ void multiply(const tile *t)
         SIZED(2)
         SIZED(3)
         SIZED(4)
-#if ROWS == 4
+#if MR == 4
         NARROW(5)
         NARROW(6)
         NARROW(7)
         NARROW(8)
-#elif ROWS == 6
+#elif MR == 6
         SIZED(5)
         SIZED(6)
         NARROW(7)
