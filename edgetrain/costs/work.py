@@ -62,6 +62,7 @@ class Work:
     flops:         operations on numbers of the tensors' type.
     columns_bytes: what a convolution lays out when it runs as a matrix product; 0 for one that needs no layout
                    (1×1 with stride 1), for depthwise ones, which have kernels of their own, and for all other ops.
+    group_columns_bytes: the same of one sample and one group, for depthwise ones too: those kernels do not run all.
     """
 
     kind: Kind
@@ -69,6 +70,7 @@ class Work:
     read_bytes: int = 0
     written_bytes: int = 0
     columns_bytes: int = 0
+    group_columns_bytes: int = 0
 
     @property
     def moved_bytes(self) -> int:
@@ -139,9 +141,9 @@ def _convolution(graph: Graph, op: Op, *, backward: bool, read: int, written: in
     channels = y.shape[1] if transposed else x.shape[1]
     kind: Kind = "depthwise" if groups > 1 and groups == x.shape[1] else "conv"
     plain = taps == 1 and isinstance(stride, tuple) and all(s == 1 for s in stride)
-    laid_out = kind == "conv" and not plain
-    columns = times * batch * places * taps * channels * ITEM_BYTES[x.dtype] if laid_out else 0
-    return Work(kind, flops, read, written, columns)
+    of_sample = 0 if plain else places * taps * channels * ITEM_BYTES[x.dtype]
+    columns = times * batch * of_sample if kind == "conv" else 0
+    return Work(kind, flops, read, written, columns, of_sample // groups)
 
 
 def _firmware_convolution(graph: Graph, op: Op, name: str, read: int, written: int) -> Work:
