@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgetrain.graph.ir import Graph, Op, Value, bytes_of
 from edgetrain.ops import c_features
@@ -43,9 +43,10 @@ def _counted(backward: bool) -> Rule:
         channels = y.shape[1] if transposed else x.shape[1]
         kind: Kind = "depthwise" if groups > 1 and groups == x.shape[1] else "conv"
         plain = taps == 1 and isinstance(stride, tuple) and all(s == 1 for s in stride)
-        laid_out = kind == "conv" and not plain
-        columns = bytes_of(times * batch * places * taps * channels, x.dtype) if laid_out else 0
-        return done(kind, flops, graph, op, columns)
+        of_sample = 0 if plain else bytes_of(places * taps * channels, x.dtype)
+        columns = times * batch * of_sample if kind == "conv" else 0
+        work = done(kind, flops, graph, op, columns)
+        return replace(work, group_columns_bytes=of_sample // groups, groups=groups)
 
     return rule
 

@@ -251,9 +251,8 @@ def accumulate(
     if undo is not None:
         undo.note(total)
     if fresh:
-        torch.mul(g, state["weight"], out=total)
-    else:
-        total.add_(g, alpha=state["weight"])
+        total.zero_()
+    total.add_(g, alpha=state["weight"])  # a product would make tensors of the weight, which no plan counts
 
 
 # ---- entries

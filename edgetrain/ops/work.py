@@ -30,6 +30,8 @@ class Work:
     flops:         operations on numbers of the tensors' type.
     columns_bytes: what a convolution lays out when it runs as a matrix product; 0 for one that needs no layout
                    (1×1 with stride 1), for depthwise ones, which have kernels of their own, and for all other ops.
+    group_columns_bytes: the same of one sample and one group, for depthwise ones too: those kernels do not run all.
+    groups:        of a convolution.
     """
 
     kind: Kind
@@ -37,6 +39,8 @@ class Work:
     read_bytes: int = 0
     written_bytes: int = 0
     columns_bytes: int = 0
+    group_columns_bytes: int = 0
+    groups: int = 1
 
     @property
     def moved_bytes(self) -> int:

@@ -34,7 +34,7 @@ from edgetrain.costs.measured import ROUNDS, is_known, measure_events, without_a
 from edgetrain.costs.table import Costs, OpCost, Run, Store, Way
 from edgetrain.dtypes import dtype_of
 from edgetrain.errors import UserError
-from edgetrain.graph.ir import Graph, Op, Ref
+from edgetrain.graph.ir import Graph, Op
 from edgetrain.measure.sensors.room import require_room, room_bytes
 from edgetrain.native import arena
 from edgetrain.ops.entry import entry_of, work
@@ -58,6 +58,7 @@ WORKSPACES_S = 3.0  # of one core, for measuring what the kernels of a step take
 LARGE_BYTES, VERY_LARGE_BYTES = 4_000_000, 16_000_000  # what workspaces are looked for, of convolutions and of others
 BESIDE_BYTES = 120_000_000  # less does not matter: a process may take 150 MB more than its plan says
 _SMALL_BYTES = 16_384
+_BLOCK = 16  # channels that oneDNN's kernels take together, where there are fewer too
 _FLOAT_S = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -161,9 +162,10 @@ def unmeasured(graph: Graph, known: dict[int, dict[Way, Run]] | None = None, sto
 
 
 def _workspace(graph: Graph, number: int, of: Work) -> int:
-    """More than any kernel was seen to take: convolutions reorder what they read and make, and those that oneDNN does
-    not run lay out their columns; what works element by element, or by our own kernels, takes little; others copy what
-    they touch at most."""
+    """More than any kernel was seen to take: convolutions reorder what they read and make, with channels in blocks,
+    and lay out their columns, those that oneDNN runs of one group of a sample in each thread (wide filters and few
+    channels have none of its other kernels); what works element by element, or by our own kernels, takes little; others
+    copy what they touch at most."""
     op = graph.ops[number]
     if op.view or of.kind == "nothing":
         return 0
@@ -172,7 +174,18 @@ def _workspace(graph: Graph, number: int, of: Work) -> int:
         return touched // 4 + _SMALL_BYTES
     if of.kind not in ("conv", "depthwise"):
         return touched + _SMALL_BYTES
-    return 2 * touched + (0 if _by_onednn(graph, op) else of.columns_bytes) + _SMALL_BYTES
+    if not _by_onednn(graph, op):
+        samples = graph.tensors[op.reads[0]].shape[0]  # grouped ones run group by group
+        return 2 * touched + max(of.columns_bytes, samples * of.group_columns_bytes) + _SMALL_BYTES
+    tensors = [graph.tensors[t] for t in (*op.reads, *op.creates)]
+    blocked = sum(t.n_bytes * -(-t.shape[1] // _BLOCK) * _BLOCK // t.shape[1] for t in tensors if len(t.shape) > 2)
+    return 2 * max(touched, blocked) + _threads(graph, op, of.groups) * of.group_columns_bytes + _SMALL_BYTES
+
+
+def _threads(graph: Graph, op: Op, groups: int) -> int:
+    """Those that lay out columns of their own in a convolution: one for each group of a sample at most."""
+    samples = graph.tensors[op.reads[0]].shape[0]
+    return min(torch.get_num_threads(), samples * groups)
 
 
 def _by_onednn(graph: Graph, op: Op) -> bool:
@@ -203,13 +216,8 @@ def beside_bytes(graph: Graph, op: Op) -> int:
     convolution's input lays out the columns of one sample, and of one group, in each thread. 0 where it is little."""
     if not entry_of(op.kind).columns or op.outputs[0] is None or _by_onednn(graph, op):
         return 0
-    ref = op.args[1]
-    assert isinstance(ref, Ref)
-    samples = graph.tensors[ref.tensor].shape[0]
-    gradients = sum(t is not None for t in op.outputs[:2])
-    groups, threads = op.args[9], min(samples, torch.get_num_threads())
-    assert isinstance(groups, int)
-    n_bytes = work(graph, op).columns_bytes * threads // max(1, gradients * samples * groups)
+    samples = graph.tensors[op.reads[0]].shape[0]
+    n_bytes = work(graph, op).group_columns_bytes * min(samples, torch.get_num_threads())
     return n_bytes if n_bytes >= BESIDE_BYTES else 0
 
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain import child
-from edgetrain.costs.measured import measure_costs
+from edgetrain.costs.measured import measure_costs, measure_events
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import planning, process, refusal, registry, unmeasured
@@ -315,6 +315,35 @@ def test_a_workspace_that_was_not_measured_is_not_smaller_than_it_is(planner: st
     assert bound <= refusal.least_bytes(real)
     order, peak, _ = planning.known_to_work(task, registry.named(planner), until=math.inf)
     assert real.peak_bytes(order) <= peak
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(4, 4, 513, padding=256), (2, 4, 2000)),
+        (nn.Conv1d(16, 16, 129, groups=16), (1, 16, 4000)),
+        (nn.Conv2d(4, 8, (5, 33), stride=2), (4, 4, 60, 97)),
+        (nn.Conv2d(32, 1, 14), (2, 32, 20, 64)),
+        (nn.Conv3d(3, 8, 5), (1, 3, 24, 20, 12)),
+        (nn.ConvTranspose3d(3, 3, 5, dilation=3), (2, 3, 24, 20, 12)),
+        (nn.ConvTranspose2d(4, 8, 14, groups=4, dilation=3), (2, 4, 60, 49)),
+        (nn.Conv2d(8, 16, 9, groups=8).double(), (2, 8, 64, 64)),
+    ],
+    ids=lambda given: str(given),
+)
+def test_a_convolution_of_any_kind_takes_no_more_than_it_is_taken_to(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """oneDNN lays out columns where filters are wide or channels few, and takes channels in blocks."""
+    model = nn.Sequential(layer)
+    dtype = next(layer.parameters()).dtype
+    x = torch.randn(shape, dtype=dtype)
+    scale = nn.Parameter(torch.ones((), dtype=dtype))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    graph = et.capture(model, lambda model, x: model(x * scale).square().mean(), optimizer, (x,))
+    taken = unmeasured.unmeasured(graph).workspace_bytes["first"]
+    seen = [n for n, op in enumerate(graph.ops) if "convolution" in op.kind]
+    assert len(seen) >= 2
+    for number in seen:
+        assert measure_events(graph, number)["first"].workspace_bytes <= taken[number], graph.ops[number].kind
 
 
 def made_task() -> Problem:

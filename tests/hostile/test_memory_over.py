@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import edgetrain as et
 from edgetrain.graph.ir import PERSISTENT
 from edgetrain.plan.plan import RANDOM_STATE_BYTES, Compute, Free, PageIn
+from edgetrain.run.micro_batches import MicroStep
 from edgetrain.run.step import Step
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30
@@ -185,6 +187,9 @@ LAYERS = {
     "3d": "[nn.Conv3d(8, 8, 5), nn.ReLU(), nn.Conv3d(8, 8, 5)], (2, 8, 30, 30, 30)",
     "transposed": "[nn.ConvTranspose2d(16, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 8, 5)], (4, 16, 48, 48)",
     "dilated": "[nn.Conv2d(16, 32, 5, dilation=2), nn.ReLU(), nn.Conv2d(32, 32, 5)], (4, 16, 96, 96)",
+    "wide": "[nn.Conv1d(4, 4, 1025, padding=512), nn.ReLU(), nn.Conv1d(4, 4, 1025)], (2, 4, 20_000)",
+    "few": "[nn.ConvTranspose3d(3, 3, 5, dilation=3), nn.ReLU(), nn.ConvTranspose3d(3, 3, 5)], (2, 3, 40, 40, 40)",
+    "depthwise": "[nn.Conv2d(8, 16, 16, groups=8), nn.ReLU(), nn.Conv2d(16, 16, 16, groups=16)], (2, 8, 120, 97)",
 }
 
 
@@ -192,7 +197,8 @@ LAYERS = {
 @pytest.mark.parametrize(
     ("layers", "dtype", "threads", "beside"),
     [
-        *((name, "float64", 1, 0) for name in LAYERS if name != "one"),
+        *((name, "float64", 1, 0) for name in LAYERS if name not in ("one", "wide", "few")),
+        ("wide", "float32", 1, 0), ("few", "float32", 2, 0),
         ("two", "float64", 2, 0), ("one", "float64", 1, 400_000_000), ("one", "float64", 2, 400_000_000),
         ("two", "float32", 2, 0), ("transposed", "float32", 1, 0),
     ],
@@ -258,6 +264,22 @@ def test_the_test_for_micro_batches_takes_no_more_than_is_allowed(
     found = child(PARTS, json.dumps({"net": net, "optimizer": optimizer, "options": options}))
     assert found["preparing"] <= found["above"] + ALLOWED_BYTES, found
     assert found["first"] <= found["above"] + ALLOWED_BYTES, found
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"memory": 10_000}], ids=str)
+def test_the_arena_of_a_step_in_micro_batches_serves_what_the_plan_says(options: dict[str, Any]) -> None:
+    """To the byte: the first micro-batch begins the sums, later ones add to them."""
+    model = nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(3, 1), torch.tensor([0, 1, 1])
+    step = et.prepare(
+        model, lambda m, x, y: functional.cross_entropy(m(x), y), optimizer, batch, micro_batches=3, **options
+    )
+    for _ in range(2):
+        step(*batch)
+        assert isinstance(step.used, MicroStep)
+        assert step.used.most_bytes is not None
+        assert 0 < step.used.most_bytes <= step.plan.peak_bytes - step.plan.persistent_bytes
 
 
 SHAPES = (
