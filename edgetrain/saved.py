@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,4 +38,6 @@ def in_words(error: Exception) -> str:
         return str(error)[:400]
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON: {error}"
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return f"no TOML: {error}"
     return "no text" if isinstance(error, UnicodeDecodeError) else "a field holds something else than it should"

@@ -60,7 +60,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from edgetrain import files
+from edgetrain import files, saved
 from edgetrain.closest import unknown
 from edgetrain.errors import UserError
 from edgetrain.ranges import shown
@@ -297,7 +297,7 @@ def _read(path: Path) -> Device:
     try:
         data = tomllib.loads(files.read(path, "device file", MOST_BYTES).decode())
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a TOML file", received=f"{type(error).__name__}: {error}"[:200]) from error
+        raise UserError(f"{path} is not a TOML file", received=saved.in_words(error)[:200]) from error
     return _device(_Table(data, "", path), path.stem)
 
 

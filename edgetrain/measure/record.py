@@ -31,7 +31,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 import torch
 
-from edgetrain import files
+from edgetrain import files, saved
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.files import TEMPORARY, explained, write_atomic
 
@@ -319,7 +319,7 @@ class Fields:
         value = self.values.get(name, ...)
         if (type(value) is kind or (kind is float and type(value) is int)) and _finite(value):
             return cast(T, value)
-        raise self.wrong(name, _KINDS[kind], "nothing" if value is ... else f"{type(value).__name__} {value!r:.60}")
+        raise self.wrong(name, _KINDS[kind], "nothing" if value is ... else f"{_kind(value)}: {value!r:.60}")
 
     def maybe(self, name: str, kind: type[T]) -> T | None:
         """The field, or None where the file says null."""
@@ -341,6 +341,10 @@ class Fields:
         return UserError(f"{self.file}: field '{self.prefix}{name}' is wrong.", expected=expected, received=received)
 
 
+def _kind(value: object) -> str:
+    return "null" if value is None else _KINDS[type(value)]
+
+
 def read_whole(file: Path) -> bytes:
     """All bytes of a file of a run folder."""
     try:
@@ -359,9 +363,9 @@ def read_json(file: Path) -> Fields:
             object_pairs_hook=files.each_key_once,
         )
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not valid JSON.", received=str(error)[:200]) from error
+        raise UserError(f"{file} is not valid JSON.", received=saved.in_words(error)) from error
     if not isinstance(data, dict):
-        raise UserError(f"{file} does not hold a JSON object.", received=type(data).__name__)
+        raise UserError(f"{file} does not hold a JSON object.", received=_kind(data))
     return Fields(file, data)
 
 
