@@ -7,6 +7,7 @@ A user's mistake never shows a traceback.
 from __future__ import annotations
 
 import functools
+import io
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -93,6 +94,8 @@ def options(
 
 def main() -> None:
     """The entry point of the `edgetrain` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # × and µ where the locale has none; standard error does so
     try:
         try:
             app()  # exits by itself: 0, or 2 on wrong use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import random
@@ -356,6 +357,18 @@ def test_an_error_gives_a_terminal_no_orders_and_ends() -> None:
     assert told.startswith("a\nb \\x1b[31mred\\x07 \\x9b2J \\u202e xxx")
     assert all(c == "\n" or c.isprintable() for c in told)
     assert len(told) < 5000
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "koi8-r"])
+def test_a_terminal_that_knows_other_letters(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["devices", "rpi4"], ["devices"], ["models", "--notes"], ["devices", "rpi4", "--json"]):
+        out = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding, write_through=True))
+        monkeypatch.setattr("sys.argv", ["edgetrain", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (0, None)
+        assert len(out.getvalue()) > 500
 
 
 # ---- errors of commands have no words of Python, and name no option twice or that there is not
