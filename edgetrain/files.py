@@ -106,6 +106,11 @@ def _short(text: str) -> int:
     return int(text)
 
 
+def real(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads, as far as it can be followed: `Path.resolve` fails at a link that leads to itself."""
+    return Path(os.path.realpath(path))
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse a folder of ours in which something is a link: what is written there would land elsewhere."""
     if not folder.is_dir():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def in_words(error: Exception) -> str:
         return str(error)[:400]
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON: {error}"
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return f"no TOML: {error}"
     return "no text" if isinstance(error, UnicodeDecodeError) else "a field holds something else than it should"
 
 
@@ -133,10 +136,14 @@ class Fields:
     def wrong(self, name: str, expected: str, received: str | None = None) -> UserError:
         """The error for a field that is not what it should be."""
         value = self.values.get(name, ...)
-        words = "nothing" if value is ... else f"{type(value).__name__} {shown(value)}"
+        words = "nothing" if value is ... else f"{_kind(value)}: {shown(value)}"
         return UserError(
             f"{self.file}: field '{self.prefix}{name}' is wrong", expected=expected, received=received or words
         )
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else _KINDS[type(value)]
 
 
 def read_object(file: Path) -> Fields:
@@ -145,9 +152,9 @@ def read_object(file: Path) -> Fields:
     try:
         data = plain_json(content, any_number=True)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not valid JSON", received=str(error)[:200]) from error
+        raise UserError(f"{file} is not valid JSON", received=in_words(error)) from error
     if not isinstance(data, dict):
-        raise UserError(f"{file} does not hold a JSON object", received=type(data).__name__)
+        raise UserError(f"{file} does not hold a JSON object", received=_kind(data))
     return Fields(file, data)
 
 

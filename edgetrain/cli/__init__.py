@@ -7,11 +7,14 @@ A user's mistake never shows a traceback.
 from __future__ import annotations
 
 import functools
+import io
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from contextlib import nullcontext
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from edgetrain import __version__
 from edgetrain.cli.calibrate import calibrate
@@ -24,13 +27,26 @@ from edgetrain.cli.export import export
 from edgetrain.cli.graph import graph
 from edgetrain.cli.models import models
 from edgetrain.cli.options import check_names
-from edgetrain.cli.output import in_words_of_commands, notes, stopped
+from edgetrain.cli.output import in_words_of_commands, json_alone, notes, readable, stopped
 from edgetrain.cli.plan import plan
 from edgetrain.cli.profile import profile
 from edgetrain.cli.report import report
 from edgetrain.cli.train import train
 from edgetrain.errors import EdgetrainError, InternalError
 from edgetrain.interrupts import START_AGAIN, interruptible, over
+
+
+class _Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """An empty word is a variable of a shell that is not set: as a path it would be the folder one is in."""
+        for before, word in zip(["", *args], args, strict=False):
+            option = word[:-1] if word.startswith("--") and word.endswith("=") else before if not word else ""
+            if not word or option:
+                raise typer.BadParameter(
+                    "it is empty", ctx, param_hint=option if option.startswith("-") else "an argument"
+                )
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     name="edgetrain",
@@ -47,7 +63,8 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: object, **options: object) -> None:
         check_names(options)
         try:
-            interruptible(lambda: command(*args, **options))
+            with json_alone() if options.get("json") else nullcontext():
+                interruptible(lambda: command(*args, **options))
         except KeyboardInterrupt:
             raise stopped(START_AGAIN) from None
 
@@ -57,7 +74,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 for command in (
     train, plan, profile, export, emulate, graph, models, devices, doctor, calibrate, report, compare, demo,
 ):  # fmt: skip
-    app.command()(_interruptible(command))
+    app.command(cls=_Command)(_interruptible(command))
 
 
 def _version(asked: bool) -> None:
@@ -77,6 +94,8 @@ def options(
 
 def main() -> None:
     """The entry point of the `edgetrain` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # × and µ where the locale has none; standard error does so
     try:
         try:
             app()  # exits by itself: 0, or 2 on wrong use
@@ -95,5 +114,5 @@ def main() -> None:
 
 
 def _end(message: str) -> NoReturn:
-    notes.print(f"error: {message}", markup=False, soft_wrap=True)
+    notes.print(f"error: {readable(message)}", markup=False, soft_wrap=True)
     sys.exit(1)

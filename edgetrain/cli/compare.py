@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,7 @@ from rich.table import Table
 
 from edgetrain import ranges
 from edgetrain.cli.options import numeric
-from edgetrain.cli.output import Json, notes, print_json, results
+from edgetrain.cli.output import Json, notes, print_json, readable, results
 from edgetrain.errors import UserError
 from edgetrain.measure.compare import EXIT_CODES, Compared, verdict
 from edgetrain.measure.compare import compare as compare_records
@@ -38,21 +40,31 @@ def compare(
 
     Example: edgetrain compare runs/profile-before runs/profile-after --tolerance 0.03
     """
-    _require_alike(first, second)
-    if first.is_file() and second.is_file():
-        allowed = TOLERANCE if tolerance is None else tolerance
-        found, different = _compared_counts(first, second, allowed, figure)
-        changed = tuple(one for one in found if one.verdict != "pass" or _has_changed(one, allowed))
-    else:
-        allowed = 0.05 if tolerance is None else tolerance
-        a, b = RunFolder(first).load(), RunFolder(second).load()
-        found, different = compare_records(a, b, tolerance=allowed, names=tuple(figure or ())), _differences(a, b)
-        changed = found
+    with _nothing_to_compare():
+        _require_alike(first, second)
+        if first.is_file() and second.is_file():
+            allowed = TOLERANCE if tolerance is None else tolerance
+            found, different = _compared_counts(first, second, allowed, figure)
+            changed = tuple(one for one in found if one.verdict != "pass" or _has_changed(one, allowed))
+        else:
+            allowed = 0.05 if tolerance is None else tolerance
+            a, b = RunFolder(first).load(), RunFolder(second).load()
+            found, different = compare_records(a, b, tolerance=allowed, names=tuple(figure or ())), _differences(a, b)
+            changed = found
     _tell(found, changed, different, allowed, json=json)
 
 
+@contextmanager
+def _nothing_to_compare() -> Iterator[None]:
+    """Exit code 2 where something cannot be read or compared: 1 says that the second is worse."""
+    try:
+        yield
+    except UserError as error:
+        notes.print(f"error: {readable(str(error))}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
 def _require_alike(first: Path, second: Path) -> None:
-    """Exit code 2 where there is nothing to compare: 1 says that the second is worse."""
     missing = next((path for path in (first, second) if not path.exists()), None)
     if missing is not None:
         raise typer.BadParameter(f"there is no {missing}", param_hint="FIRST and SECOND")

@@ -22,7 +22,7 @@ def number_of_micro_batches(words: str | None, batch: int) -> int | Literal["aut
     """No more than there are samples, which is said where more are asked for."""
     if words is None or words == "auto":
         return words  # type: ignore[return-value]
-    if not words.isdecimal() or len(words) > _DIGITS or int(words) not in BATCH:
+    if not (words.isascii() and words.isdecimal()) or len(words) > _DIGITS or int(words) not in BATCH:
         raise typer.BadParameter(f"{shown(words)} is neither {BATCH} nor auto", param_hint="--micro-batches")
     if int(words) > batch:
         notes.print(

@@ -15,6 +15,7 @@ import typer
 
 from edgetrain import ranges
 from edgetrain.closest import closest
+from edgetrain.errors import UserError
 from edgetrain.files import checked_path
 from edgetrain.ranges import Range, shown
 
@@ -28,12 +29,20 @@ def _parser(allowed: Range) -> Callable[[Any], float]:
     def parse(given: Any) -> float:
         """The words of the user, or the default, which is a number already."""
         with suppress(ValueError):
-            value = int(given) if allowed.whole else float(given)
+            value = written(given, int if allowed.whole else float)
             if value in allowed:
                 return value
         raise typer.BadParameter(f"{shown(given)} is not {allowed}")
 
     return parse
+
+
+def written(given: Any, kind: Callable[[Any], float]) -> float:
+    """The number that words stand for, in the digits of programs alone: Python reads ٣, 1_0 and " 3 " as numbers too. A
+    ValueError says that they stand for none."""
+    if isinstance(given, str) and (not given.isascii() or "_" in given or given != given.strip()):
+        raise ValueError(given)
+    return kind(given)
 
 
 def one_of(names: Iterable[str], given: str, option: str) -> None:
@@ -50,7 +59,10 @@ def check_names(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) or (name in _NAMES and isinstance(path, str)):
-                checked_path(path, "file or folder")
+                try:
+                    checked_path(path, "file or folder")
+                except UserError as error:
+                    raise typer.BadParameter(str(error), param_hint=name.replace("_", "-")) from error
 
 
 _NAMES = ("model", "data", "device", "target")  # a name, or a path

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -53,6 +55,15 @@ _CALLS = {
 }  # fmt: skip
 
 
+def readable(message: str) -> str:
+    """A message that no terminal takes for orders, and that ends: parts of it come from files and code of others."""
+    plain = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in message)
+    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}…"
+
+
+_LONGEST = 4000
+
+
 def in_words_of_commands(message: str) -> str:
     """An error as a command says it: of options, not of arguments in Python. allow_inexact=True → --allow-inexact."""
     for call, words in _CALLS.items():
@@ -76,5 +87,19 @@ def stopped(how_to_go_on: str) -> typer.Exit:
     return typer.Exit(130)
 
 
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Standard output is for `print_json` alone: what a model of the user's own prints goes to standard error."""
+    token = _for_json.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _for_json.reset(token)
+
+
+_for_json: ContextVar[TextIO | None] = ContextVar("for_json", default=None)
+
+
 def print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2), file=_for_json.get())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import rich.table
 import torch
@@ -25,7 +25,7 @@ from edgetrain import ranges
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
+from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of, written
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
@@ -41,7 +41,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.measure.picture import Curve, Frontier, Picture, Table
 from edgetrain.measure.picture import save as save_picture
 from edgetrain.measure.record import RunFolder, Value, default_path, new_record, removed_if_interrupted
-from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
+from edgetrain.plan.budget import Budget, Objective, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
@@ -121,6 +121,7 @@ def plan(
     one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum_of(optimizer, momentum)
     one_of(names(), planner, "--planner")
+    one_of(get_args(Objective), objective, "--objective")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
     if target is not None and process_bytes is not None:
@@ -133,8 +134,8 @@ def plan(
     if target is None and (page or runtime is not None):
         words = "--page" if page else "--runtime"
         raise typer.BadParameter("it is for a device; give --device", param_hint=words)
-    if runtime is not None and runtime not in RUNTIMES:
-        raise typer.BadParameter(f"{runtime} is none of {', '.join(RUNTIMES)}", param_hint="--runtime")
+    if runtime is not None:
+        one_of(RUNTIMES, runtime, "--runtime")
     chosen_planner = named(planner)
     pages = page or chosen_planner.wants_store
     limits = Budget(time_s=most_time, energy_j=most_energy, objective=objective)  # type: ignore[arg-type]
@@ -275,13 +276,13 @@ def _parts(sweep: str | None) -> tuple[float, ...]:
     if sweep is None:
         return ()
     try:
-        if sweep.strip().isdecimal():
+        if sweep.isascii() and sweep.isdecimal():
             number = int(sweep)
             if not 2 <= number <= _MOST_POINTS:
                 raise ValueError
             parts = tuple(n / number for n in range(number, 0, -1))
         else:
-            parts = tuple(sorted({float(word) for word in sweep.split(",")}, reverse=True))
+            parts = tuple(sorted({written(word.strip(), float) for word in sweep.split(",")}, reverse=True))
         if not all(0 < part <= 1 for part in parts) or len(parts) > _MOST_POINTS:
             raise ValueError
     except ValueError as error:

@@ -10,6 +10,7 @@ import typer
 
 from edgetrain.cli.output import Json, print_json, results
 from edgetrain.errors import UserError
+from edgetrain.files import real
 from edgetrain.measure.record import RunFolder
 from edgetrain.report.html import write_page
 from edgetrain.report.run import load_run
@@ -62,15 +63,15 @@ def _refuse_overwriting(folders: Sequence[RunFolder], asked: Mapping[str, Path |
     option_of: dict[Path, str] = {}
     for option, path in asked.items():
         for file in [] if path is None else [path / name for name in CSV] if option == "--csv" else [path]:
-            other = option_of.setdefault(file.resolve(), option)
+            other = option_of.setdefault(real(file), option)
             if other != option:
                 raise typer.BadParameter(f"{file} is what {other} writes too", param_hint=option)
-    if asked["--csv"] is not None and asked["--csv"].resolve() in option_of:
-        raise typer.BadParameter(f"{option_of[asked['--csv'].resolve()]} writes this file", param_hint="--csv")
+    if asked["--csv"] is not None and real(asked["--csv"]) in option_of:
+        raise typer.BadParameter(f"{option_of[real(asked['--csv'])]} writes this file", param_hint="--csv")
     for folder in folders:
         record = folder.load()
         for name in (folder.record_file.name, *record.files.values()):
-            option = option_of.get((folder.path / name).resolve(), "")
+            option = option_of.get(real(folder.path / name), "")
             if option and not name.endswith(".html"):
                 raise typer.BadParameter(f"{folder.path / name} belongs to the run itself", param_hint=option)
 

@@ -63,7 +63,7 @@ from edgetrain.closest import unknown
 from edgetrain.errors import UserError
 from edgetrain.files import read
 from edgetrain.ranges import shown
-from edgetrain.saved import Fields, is_number
+from edgetrain.saved import Fields, in_words, is_number
 
 FOLDER = Path(__file__).parent
 DeviceKind = Literal["phone", "board", "microcontroller"]
@@ -297,7 +297,7 @@ def _read(path: Path) -> Device:
     try:
         data = tomllib.loads(read(path, "device file", MOST_BYTES).decode())
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a TOML file", received=f"{type(error).__name__}: {error}"[:200]) from error
+        raise UserError(f"{path} is not a TOML file", received=in_words(error)[:200]) from error
     return _device(_Table(path, data), path.stem)
 
 

@@ -26,7 +26,7 @@ import torch
 
 from edgetrain import ranges
 from edgetrain.errors import EdgetrainError, UserError
-from edgetrain.files import checked_path, require_regular
+from edgetrain.files import checked_path, read, real, refuse_link
 from edgetrain.firmware import counts
 from edgetrain.firmware.build import SILENT, Built, Variant, build, load_project, require
 from edgetrain.firmware.counts import CountedCall
@@ -134,8 +134,8 @@ def run_firmware(
     project = load_project(folder)
     if flash is not None and not project["keep_every"]:
         raise UserError("this firmware keeps nothing in flash", next_step="export it with keep_every=10, say")
-    if flash is not None and checked_path(flash, "file of flash").exists():
-        require_regular(flash, "file of flash")
+    if flash is not None:
+        _require_flash(checked_path(flash, "file of flash"))
     _require_room(project, len(batches), variant, predict)
     built = build(folder, variant, compiler=compiler)
     with tempfile.TemporaryDirectory(prefix="edgetrain-firmware-") as place:
@@ -143,7 +143,7 @@ def run_firmware(
         with _on_time(time_limit_s):
             write_batches(where / "batches.bin", project, batches, predict=predict, deadline=deadline)
         if flash is not None:
-            (where / "flash.bin").symlink_to(Path(flash).resolve())
+            (where / "flash.bin").symlink_to(real(flash))
         started = time.monotonic()
         environment = os.environ | ({} if threads is None else {"FIRMWARE_THREADS": str(threads)})
         counted = counts.plugin(project, built.program, where) if project["is_board"] else []
@@ -151,6 +151,24 @@ def run_firmware(
         with _on_time(time_limit_s):
             _execute(words, where, progress, deadline, environment)
         return _read(project, built, where, len(batches), variant, predict, time.monotonic() - started)
+
+
+def _require_flash(file: Path) -> None:
+    """Refuse a file that is something else than flash: the run would write over it."""
+    refuse_link(file)
+    if not file.exists():
+        return
+    content = read(file, "file of flash")
+    # A copy is there, or the first was being written: its commit word comes last.
+    if content and COMMIT not in content and not content.startswith(_NEVER_WRITTEN):
+        raise UserError(
+            f"{file} is no flash of a firmware, and a run would write over it",
+            expected="the file of an earlier run, or the name of a new one", next_step="name another file",
+        )  # fmt: skip
+
+
+COMMIT = (0x20C0DE01).to_bytes(4, "little")  # begins each copy, as checkpoint.c writes it
+_NEVER_WRITTEN = b"\xff\xff\xff\xff"
 
 
 class _TooLate(Exception):

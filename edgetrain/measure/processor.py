@@ -42,7 +42,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     """ "0-2,4" → (0, 1, 2, 4)."""
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
         if match is None:
             raise UserError("cores cannot be that", expected="numbers and ranges, such as 0-2,4", received=shown(text))
         first, last = int(match[1]), int(match[2] or match[1])

@@ -19,6 +19,7 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from edgetrain import saved
 from edgetrain.errors import UserError
 from edgetrain.measure.samples_file import FORMAT, MAX_NAME, SAMPLES, SCHEMA, SUMMARY, Read, Summary
 from edgetrain.measure.sensors.source import Channel, Kind, Unit
@@ -120,7 +121,7 @@ def _header(file: Path, line: bytes) -> Fields:
     try:
         data = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} holds no samples of edgetrain.", received=str(error)[:200]) from error
+        raise UserError(f"{file} holds no samples of edgetrain.", received=saved.in_words(error)[:200]) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError(f"{file} holds no samples of edgetrain.", expected=f"a header of the format '{FORMAT}'")
     head = Fields(file, data)

@@ -7,6 +7,7 @@ In:  run folders (record.json, and what else a run wrote: metrics.jsonl, charts.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from edgetrain.report.numbers import number, quantity
 from edgetrain.report.run import Run, load_run
 from edgetrain.report.style import STYLE
 from edgetrain.report.summary import clip
+from edgetrain.saved import in_words
 
 _COLOURS = ("#c0562b", "#1f6f8b", "#5b7f2b", "#7a4ea3")
 _DASHES = ("", "10 6", "2 5", "6 4")  # so that lines that lie on each other all show
@@ -137,7 +139,7 @@ def _count(value: int | None) -> str:
 
 def _metric_charts(folder: RunFolder) -> Iterator[Chart]:
     """Loss and accuracy over steps, from the lines of metrics.jsonl."""
-    if not folder.metrics_file.is_file():
+    if not os.path.lexists(folder.metrics_file):
         return
     events = []
     lines = read(folder.metrics_file).decode(errors="replace").splitlines(keepends=True)
@@ -165,7 +167,7 @@ def _line(name: str, events: list[dict[str, Any]], event: str, key: str) -> Line
 
 def _saved_charts(folder: RunFolder) -> Iterator[Chart | Bars]:
     file = folder.path / "charts.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         return
     try:
         for data in plain_json(read(file)):
@@ -175,8 +177,8 @@ def _saved_charts(folder: RunFolder) -> Iterator[Chart | Bars]:
                 yield Bars(title, note, y, _named(data["bars"]), marks)
             else:
                 yield Chart(title, note, str(data["x"]), y, tuple(map(_counted, data["lines"])), marks)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} holds no charts of edgetrain", received=f"{type(error).__name__}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
+        raise UserError(f"{file} holds no charts of edgetrain", received=in_words(error)) from error
 
 
 def _counted(line: dict[str, Any]) -> Line:

@@ -120,5 +120,5 @@ def test_compare_says_what_else_differs(
 def test_compare_with_a_folder_that_is_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "compare", tmp_path, tmp_path) == 1
+    assert run(monkeypatch, "compare", tmp_path, tmp_path) == 2
     assert "record.json" in capsys.readouterr().err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pickle
 import random
+import re
 import stat
 import time
 import zipfile
@@ -17,15 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 from edgetrain import files
-from edgetrain.cli import main
+from edgetrain.cli import app, main
 from edgetrain.costs.table import Costs
 from edgetrain.devices import device
 from edgetrain.errors import UserError
 from edgetrain.files import write_atomic
 from edgetrain.firmware.build import build, load_project
+from edgetrain.firmware.emulate import COMMIT, run_firmware
 from edgetrain.graph.ir import Graph
 from edgetrain.measure import picture
 from edgetrain.measure.counts import load_counts
@@ -33,6 +38,7 @@ from edgetrain.measure.record import RunFolder, new_record
 from edgetrain.measure.samples import read_samples
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
+from edgetrain.report.html import _saved_charts
 from edgetrain.run import metrics_file
 from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.weights import load_weights
@@ -66,6 +72,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "plan": Plan.load, "micro plan": MicroPlan.load, "costs": Costs.load, "graph": Graph.load, "counts": load_counts,
     "record": in_folder("record.json", lambda folder: RunFolder(folder).load()), "json": read_object,
     "project": in_folder("project.json", load_project), "memory": in_folder("memory.json", picture.load),
+    "charts": in_folder("charts.json", lambda folder: list(_saved_charts(RunFolder(folder)))),
     "samples": in_folder("samples.bin", read_samples), "device": device.load, "weights": weights,
     "bearings": in_folder("x.npz", bearings.load),
 
@@ -183,10 +190,13 @@ def test_content(reader: str, tmp_path: Path) -> None:
                 READERS[reader](file)
             assert time.monotonic() - begin < LIMIT_S, name
             assert len(str(told.value)) < 3000, (name, str(told.value)[:200])
+            assert not PYTHON.search(str(told.value).replace(str(file), "")), (name, str(told.value))
 
+
+PYTHON = re.compile(r"NoneType|[a-z]Error\b|codec|recursion|received: (dict|list|int|str|float)\b")
 
 # What is well for a reader that asks for no more than text or JSON.
-TAKEN = {("json", "large number"), ("json", "infinite")}
+TAKEN = {("charts", "list"), ("json", "large number"), ("json", "infinite")}
 
 
 # ---- things that are no files, and names that no file has
@@ -257,6 +267,44 @@ def test_commands(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["timeline.json", "memory.json", "samples.bin", "charts.json", "metrics.jsonl"])
+def test_a_link_that_leads_to_itself(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.save(new_record(["x"], it=name))
+    (folder.path / name).symlink_to(name)
+    for words in (["-o", "page"], ["--csv", "csv", "--trace", "trace"], ["-o", f"run/{name}"]):
+        monkeypatch.setattr("sys.argv", ["edgetrain", "report", "run", *words])
+        monkeypatch.chdir(tmp_path)
+        with contextlib.suppress(SystemExit):
+            main()
+        assert "Traceback" not in capsys.readouterr().err
+        assert (folder.path / name).is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["a folder of images", "cifar"])
+def test_a_file_of_a_data_set_that_cannot_be_read_is_not_left_out(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).mkdir()
+        for place in range(3):
+            Image.new("L", (8, 8)).save(folder / name / f"{place}.png")
+    broken = folder / "a" / "3.PNG"
+    if kind == "cifar":
+        (folder / "data_batch_1.bin").write_bytes(bytes(3073 * 12))
+        broken = folder / "data_batch_2.bin"
+    datasets.load(str(folder))
+    (tmp_path / "things").mkdir()
+    for name, thing in things(tmp_path / "things"):
+        if name != "empty folder":
+            broken.symlink_to(thing)
+            with pytest.raises(UserError, match=broken.name):
+                datasets.load(str(folder))
+            broken.unlink()
+
+
 # ---- links in folders of ours
 
 STATE = State(1, 0, 0, 10, 2, 0, {}, None, {})
@@ -309,6 +357,37 @@ def test_nothing_is_written_through_a_link_in_a_run_folder(name: str, folder_too
 def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
     every = sorted(folder.rglob("*"))
     return {str(p): (stat.S_IFMT(p.lstat().st_mode), p.read_bytes() if p.is_file() else b"") for p in every}
+
+
+@pytest.fixture(scope="module")
+def keeps_copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "fw"
+    words = ["export", "lenet", "--target", "linux-x86_64", "--keep-every", "1", "--out", str(folder)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    return folder
+
+
+@pytest.mark.parametrize("content", [VICTIM, VICTIM * 10_000, bytes(5000), b"\xff\xd8\xff" * 4000], ids=len)
+def test_a_file_that_is_no_flash_is_not_written_over(content: bytes, keeps_copies: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(content)
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "loop").symlink_to("loop")
+    before = state_of(tmp_path)
+    for name in ("mine", "link", "dangling", "loop"):
+        with pytest.raises(UserError, match=r"no flash of a firmware|symbolic link"):
+            run_firmware(keeps_copies, [], flash=tmp_path / name)
+        assert state_of(tmp_path) == before
+
+
+def test_flash_that_was_used_or_is_new_is_taken(keeps_copies: Path, tmp_path: Path) -> None:
+    batch = (torch.ones(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64))
+    assert f"COMMIT = {int.from_bytes(COMMIT, 'little'):#x}u" in (keeps_copies / "checkpoint.c").read_text()
+    flash = tmp_path / "flash"
+    for content in (b"", b"\xff" * 9000, b"\xff" * 500 + b"the first copy, not whole"):
+        flash.write_bytes(content)
+        assert run_firmware(keeps_copies, [batch] * 2, flash=flash).steps_before == 0
+    assert run_firmware(keeps_copies, [batch] * 3, flash=flash).steps_before == 2
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "/dev/zero", "."])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import random
@@ -18,13 +19,13 @@ import torch
 from typer.testing import CliRunner
 
 from edgetrain import ranges, zoo
-from edgetrain.cli import app
-from edgetrain.cli.output import in_words_of_commands
+from edgetrain.cli import app, main
+from edgetrain.cli.output import in_words_of_commands, readable
 from edgetrain.closest import closest
 from edgetrain.devices import device
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.measure import picture
-from edgetrain.measure.record import RunFolder
+from edgetrain.measure.record import RunFolder, new_record
 from edgetrain.plan import registry
 from edgetrain.plan.budget import parse_bytes
 from edgetrain.ranges import Range
@@ -73,6 +74,48 @@ def bad_numbers(whole: bool, seed: str) -> Iterator[str]:
     yield f"-{drawn.randrange(1, 10 ** drawn.choice((1, 25, 400)))}"
     if whole:
         yield drawn.choice(("1.5", "1e3"))
+
+
+def test_digits_are_those_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reads these as numbers."""
+    monkeypatch.chdir(tmp_path)
+    for command, option, _ in OPTIONS:
+        for value in ("٣", "1_0", " 3 ", "３"):
+            assert option in refused(command, option, value), (option, value)
+    for option, value in (("--sweep", "٣"), ("--sweep", "0.3,0.٥"), ("--micro-batches", "٣"), ("--memory", "٣MB")):
+        assert option in refused("plan", "--memory", "1MB", option, value)
+    assert "cores" in refused("profile", "--cores", "٠")
+    assert not list(tmp_path.iterdir())
+
+
+def string_options() -> Iterator[tuple[str, str]]:
+    """Those that take a word or a path."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        function = inspect.unwrap(command.callback)
+        options = set(inspect.signature(function).parameters) - {"model", "runs", "first", "second", "folder", "name"}
+        for name, hint in typing.get_type_hints(function).items():
+            if name in options and {str, Path} & (set(typing.get_args(hint)) | {hint}):
+                yield command.name or function.__name__, f"--{name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize(("command", "option"), list(string_options()), ids=str)
+def test_an_empty_word_is_wrong_use(command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--out "$OUT"` where OUT is not set: as a path it would be the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ARGUMENTS.get(command, ["x"])
+    for words in ([*arguments, option, ""], [*arguments, f"{option}="]):
+        ended = CliRunner().invoke(app, [command, *words])
+        assert ended.exit_code == 2
+        assert f"Invalid value for {option}: it is empty" in ended.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["plan", "graph", "train", "export", "emulate", "report", "compare"])
+def test_an_empty_argument_is_wrong_use(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, [command, ""]).exit_code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_there_are_options_to_try() -> None:
@@ -202,6 +245,8 @@ def test_a_run_that_is_refused_leaves_no_folder(
 # ---- options that contradict each other, and answers that are not there
 
 CONTRADICTIONS = [
+    (("plan", "lenet", "--memory", "1MB", "--objective", "space"), "--objective"),
+    (("plan", "lenet", "--memory", "1MB", "--device", "rpi4", "--runtime", "magic"), "--runtime"),
     (("plan", "lenet", "--sweep", "3", "--memory", "1MB"), "--sweep"),
     (("plan", "lenet", "--sweep", "0.5", "--process-memory", "1GB"), "--sweep"),
     (("plan", "lenet", "--sweep", "3", "--save", "plan.json"), "--sweep"),
@@ -266,6 +311,64 @@ def test_no_accuracy_is_told_of_a_net_without_classes(tmp_path: Path, monkeypatc
     again = CliRunner().invoke(app, [*words, "--resume", "--json"])
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["evaluation"]["accuracy"] is None
+
+
+DAMAGED_RUNS = [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": 99}']
+
+
+@pytest.mark.parametrize("content", DAMAGED_RUNS, ids=range(len(DAMAGED_RUNS)))
+def test_nothing_to_compare_is_not_worse(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 says that the second run is worse."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(Path("whole"))
+    folder.save(new_record(["x"]))
+    Path("damaged").mkdir()
+    Path("damaged/record.json").write_bytes(content)
+    Path("counts").write_bytes(content)
+    Path("empty").mkdir()
+    pairs = [("whole", "damaged"), ("damaged", "whole"), ("empty", "whole"), ("whole", "whole"), ("counts", "counts")]
+    for first, second in (*pairs, ("counts", "whole"), ("nowhere", "whole"), ("n" * 300, "whole")):
+        for more in ([], ["--json"], ["--figure", "magic"]):
+            monkeypatch.setattr("sys.argv", ["edgetrain", "compare", first, second, *more])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            told = capsys.readouterr()
+            assert (ended.value.code, told.out) == (2, ""), (first, second, told.err)
+
+
+def test_json_is_alone_whatever_the_model_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ["import torch", "print('at import')", "class Net(torch.nn.Linear):", "    def forward(self, x):",
+             "        print('run')", "        return super().forward(x.mean((1, 2, 3)).unsqueeze(1))", "",
+             "def net(classes):", "    print('made')", "    return Net(1, classes)"]  # fmt: skip
+    Path("mine.py").write_text("\n".join(lines))
+    for words in (["graph"], ["plan", "--memory", "9MB", "--device", "rpi4"], ["train", "--epochs", "1"]):
+        ended = CliRunner().invoke(app, [words[0], "mine.py:net", *words[1:], "--json"])
+        assert ended.exit_code == 0, ended.output
+        json.loads(ended.stdout)
+        assert "made" in ended.stderr
+        assert "run" in ended.stderr
+
+
+def test_an_error_gives_a_terminal_no_orders_and_ends() -> None:
+    told = readable("a\nb \x1b[31mred\x07 \x9b2J \u202e " + "x" * 100_000)
+    assert told.startswith("a\nb \\x1b[31mred\\x07 \\x9b2J \\u202e xxx")
+    assert all(c == "\n" or c.isprintable() for c in told)
+    assert len(told) < 5000
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "koi8-r"])
+def test_a_terminal_that_knows_other_letters(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["devices", "rpi4"], ["devices"], ["models", "--notes"], ["devices", "rpi4", "--json"]):
+        out = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding, write_through=True))
+        monkeypatch.setattr("sys.argv", ["edgetrain", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (0, None)
+        assert len(out.getvalue()) > 500
 
 
 # ---- errors of commands have no words of Python, and name no option twice or that there is not

@@ -60,7 +60,7 @@ def _batches(folder: Path) -> dict[str, Path]:
     """The files with standard names by name without suffix; the plain one where it lies there packed too."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if (match := _BATCH_NAME.fullmatch(path.name)) and path.is_file():
+        if (match := _BATCH_NAME.fullmatch(path.name)) and not path.is_dir():
             found.setdefault(match[1].lower(), path)
     return found
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from edgetrain import files
 from edgetrain.errors import UserError
 from edgetrain.zoo.datasets.base import Data, check_indices, held_out
 from edgetrain.zoo.datasets.photo import check_header, decode
@@ -106,7 +107,7 @@ def _photos(folder: Path) -> Photos:
 def _images(folder: Path) -> list[Path]:
     """The image files in a class's folder, in alphabetical order, at least one."""
     visible = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
-    images = [p for p in visible if p.suffix.lower() in SUFFIXES and p.is_file()]
+    images = [p for p in visible if p.suffix.lower() in SUFFIXES and not p.is_dir()]
     if not images:
         raise UserError(
             f"The class folder {folder} has no images.",
@@ -114,6 +115,8 @@ def _images(folder: Path) -> list[Path]:
             received=", ".join(p.name for p in visible[:3]) + (", …" if len(visible) > 3 else "") or "nothing",
             next_step="Add images, or remove the folder if it is no class.",
         )
+    for image in images:  # a link that leads nowhere is a sample that is missing, and not one less
+        files.require_regular(image, "image")
     return images
 
 
