@@ -203,7 +203,7 @@ class Lowering:
         return found
 
     def add(
-        self, kind: str, args: Sequence[Value], outputs: Sequence[int], *,
+        self, kind: str, args: Sequence[Value], outputs: Sequence[int | None], *,
         writes: Sequence[int] = (), kwargs: Sequence[tuple[str, Value]] = (), view: bool = False,
     ) -> None:  # fmt: skip
         base = kind.removeprefix("edgetrain.").removeprefix("aten.").replace(".", "_")

@@ -46,7 +46,7 @@ ITEM_BYTES = {
     "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 
-_KIND = re.compile(r"(?!__)\w+\.(?!__)\w+\.(?!__)\w+")  # `verify` knows which of them are legal
+_KIND = re.compile(r"(?!__)\w+\.(?!__)\w+\.(?!__)\w+")  # a file may name those that `unknown_kinds` knows
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -212,9 +212,9 @@ class Graph:
     def load(path: str | Path) -> Graph:
         again = "make it again with `edgetrain graph MODEL --out FILE`"
         graph = saved.load(path, "graph file", _from_file, next_step=again)
-        from edgetrain.graph.verify import broken_rules  # here, because verify reads this module
+        from edgetrain.graph.verify import broken_rules, unknown_kinds  # here, because verify reads this module
 
-        broken = broken_rules(graph)
+        broken = [*unknown_kinds(graph), *broken_rules(graph)]
         if broken:
             raise UserError(f"{path} holds no legal graph", received="; ".join(broken[:3]))
         return graph
