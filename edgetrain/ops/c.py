@@ -33,7 +33,7 @@ class CSource:
     file: str
     needs: tuple[str, ...] = ()
     fast_needs: tuple[str, ...] = ()
-    folder: Path | None = None
+    folder: str | Path | None = None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgetrain as et
@@ -236,3 +236,39 @@ def test_the_command_line_exports_checks_and_emulates_them(
     losses = json.loads(out)["losses"]
     assert len(losses) == 5
     assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kernels").mkdir()
+    for name in ("soft.h", "soft.c"):
+        text = outside.SOURCES[name].replace("outside_soft", "mine_softsign").replace("soft.h", "softsign.h")
+        Path("kernels", name.replace("soft", "softsign")).write_text(text)
+    page = (Path(__file__).parents[2] / "docs" / "adding.md").read_text()
+    shown: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], shown)
+    softsign = torch.ops.mine.softsign
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.last(softsign(self.first(x)))
+            return result
+
+    ours = training(Net(), cross_entropy)
+    theirs = ours.twin()
+    step = et.prepare(ours.model, ours.loss, ours.optimizer, batch())
+    (op,) = (op for op in step.graph.ops if op.kind == "mine.softsign.default")
+    assert (work(step.graph, op).flops, len(overwritable(step.graph, op))) == (3 * 6 * 16, 1)
+    assert torch.equal(step(*batch()), theirs.plain_step(*batch()))
+    graph = et.lower_for_firmware(et.capture(theirs.model, ours.loss, theirs.optimizer, batch()), theirs.model)
+    plan = et.keep_all(graph, updates="final")
+    et.export(graph, plan, theirs.model, theirs.optimizer, target="linux-x86_64", out="fw")
+    require_right(compare("fw", theirs.model, ours.loss, theirs.optimizer, [batch()])[1])
+    Path("kernels/softsign.c").unlink()
+    Path("kernels/softsign.h").unlink()
+    with pytest.raises(UserError, match="source of a C kernel is not there"):
+        et.export(graph, plan, theirs.model, theirs.optimizer, target="linux-x86_64", out="other")
