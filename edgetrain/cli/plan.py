@@ -24,8 +24,8 @@ from torch import nn
 from edgetrain import ranges
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of
+from edgetrain.cli.optimizers import make_optimizer, momentum_of
+from edgetrain.cli.options import Batch, Classes, Optimizer, Planner, Side, Width, numeric
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
@@ -45,7 +45,6 @@ from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan, number_of
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.planning import PLANNERS
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.unmeasured import refuse_impossible
 from edgetrain.plan.validate import validate
@@ -91,11 +90,11 @@ def plan(
     objective: Annotated[str, typer.Option(help="What is to be least: time or energy.")] = "time",
     most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
     most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
-    planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = "auto",
+    planner: Planner = "auto",
     time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search, of all plans together.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    optimizer: Optimizer = "sgd",
     momentum: Annotated[
         float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0.9, and 0 for firmware.")
     ] = None,
@@ -117,9 +116,7 @@ def plan(
     """
     chosen = choose(model)
     target = None if device is None else device_of(device)
-    one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum_of(optimizer, momentum)
-    one_of(PLANNERS, planner, "--planner")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
     if target is not None and process_bytes is not None:
