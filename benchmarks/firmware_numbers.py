@@ -32,11 +32,11 @@ from torch import nn
 import edgetrain as et
 from benchmarks.contenders import RESULTS, about
 from benchmarks.markdown import head, line, made
+from benchmarks.small_nets import SMALL, Batch, Net
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
 from edgetrain.firmware.references import WAYS, References
-from edgetrain.zoo.small import SMALL, Batch, Net
 
 STEPS = (1, 10, 100)
 PROGRAMS: Mapping[str, Variant] = {"scalar": "debug", "vectorised": "fast_debug"}

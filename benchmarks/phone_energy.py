@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.contenders import RESULTS, about
 from benchmarks.markdown import head, line, made
-from edgetrain.measure.replay import Played, Trace, read_trace, replay
+from benchmarks.replay import Played, Trace, read_trace, replay
 
 FOLDER = "MEIZU_Freq_1708800"
 NETS = {

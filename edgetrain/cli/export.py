@@ -12,8 +12,8 @@ from torch import nn
 
 from edgetrain import ranges
 from edgetrain.cli.models_and_data import build_alone, build_for, choose, load_data, told_of_batch
-from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Side, Width, numeric, one_of
+from edgetrain.cli.optimizers import make_optimizer, momentum_of
+from edgetrain.cli.options import Batch, Optimizer, Side, Width, numeric
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
 from edgetrain.firmware import parity
@@ -39,7 +39,7 @@ def export(
     memory: Annotated[
         str | None, typer.Option(help="RAM for the step, such as 200kB; by default what there is.")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    optimizer: Optimizer = "sgd",
     lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
     momentum: Annotated[
         float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0, which needs no memory.")
@@ -68,7 +68,6 @@ def export(
 
     Example: edgetrain export ds_cnn --width 0.5 --data KEYWORDS --target stm32f746 --batch 1 --out fw
     """
-    one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum = momentum_of(optimizer, momentum, MOMENTUM)
     if data is not None and classes is not None:
         raise typer.BadParameter("the data says how many there are; leave one of the two out", param_hint="--classes")

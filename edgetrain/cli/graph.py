@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer
-from edgetrain.cli.options import Batch, Classes, Side, Width, one_of
+from edgetrain.cli.optimizers import make_optimizer
+from edgetrain.cli.options import Batch, Classes, Optimizer, Side, Width
 from edgetrain.cli.output import Json, notes, print_json
 from edgetrain.graph.capture.training import capture, capture_inference
 from edgetrain.graph.ir import Graph, to_json
@@ -22,7 +22,7 @@ def graph(
     classes: Classes = None,
     input_size: Side = None,
     width: Width = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
+    optimizer: Optimizer = "sgd",
     inference: Annotated[
         bool, typer.Option("--inference", help="The prediction in eval mode, not a training step.")
     ] = False,
@@ -34,7 +34,6 @@ def graph(
 
     Example: edgetrain graph lenet --batch 4
     """
-    one_of(OPTIMIZERS, optimizer, "--optimizer")
     chosen = choose(model)
     net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
     captured: Graph

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from edgetrain import ranges
+from edgetrain.cli.optimizers import OPTIMIZERS
 from edgetrain.closest import closest
 from edgetrain.errors import UserError
 from edgetrain.files import checked_path
+from edgetrain.plan.registry import help_text, names
 from edgetrain.ranges import Range, shown
 
 
@@ -45,13 +47,18 @@ def written(given: Any, kind: Callable[[Any], float]) -> float:
     return kind(given)
 
 
-def one_of(names: Iterable[str], given: str, option: str) -> None:
-    """Wrong use where the name is none of these."""
+def choice(names: Iterable[str], help: str) -> Any:  # noqa: A002  # Typer's own word
+    """An option that holds one of a few names."""
     known = tuple(names)
-    if given not in known:
+
+    def parse(given: str) -> str:
+        if given in known:
+            return given
         match = closest(given, known)
         meant = f"; did you mean {match}?" if match else ""
-        raise typer.BadParameter(f"{shown(given)} is none of {', '.join(known)}{meant}", param_hint=option)
+        raise typer.BadParameter(f"{shown(given)} is none of {', '.join(known)}{meant}")
+
+    return typer.Option(help=help, parser=parse, metavar=f"[{'|'.join(known)}]")
 
 
 def check_names(options: Mapping[str, object]) -> None:
@@ -70,6 +77,8 @@ _NAMES = ("model", "data", "device", "target")  # a name, or a path
 # Options that several commands share.
 Batch = Annotated[int, numeric(ranges.BATCH, "Samples in a batch.")]
 Classes = Annotated[int | None, numeric(ranges.CLASSES, "Number of classes.")]
+Optimizer = Annotated[str, choice(OPTIMIZERS, "Optimizer of the step.")]
+Planner = Annotated[str, choice(names(), f"Planning algorithm: {help_text()}.")]
 Seed = Annotated[int, numeric(ranges.SEED, "Of all that is drawn at random.")]
 Side = Annotated[int | None, numeric(ranges.SIDE, "Side of an image, or length of a sequence.")]
 Threads = Annotated[int | None, numeric(ranges.THREADS, "Threads that kernels may use.")]

@@ -24,8 +24,8 @@ from torch import nn
 from edgetrain import ranges
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Classes, Side, Width, numeric, one_of, written
+from edgetrain.cli.optimizers import make_optimizer, momentum_of
+from edgetrain.cli.options import Batch, Classes, Optimizer, Planner, Side, Width, choice, numeric, written
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
@@ -47,7 +47,7 @@ from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
 from edgetrain.plan.planners.keep_all import KEEP_ALL
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.plan.registry import help_text, named, names
+from edgetrain.plan.registry import named
 from edgetrain.plan.unmeasured import refuse_impossible
 from edgetrain.plan.validate import validate
 from edgetrain.ranges import shown
@@ -78,9 +78,10 @@ def plan(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(
-            help="What trains on the device: firmware, as `edgetrain export` writes it, or library, such as PyTorch; "
-            "by default firmware wherever there is some."
+        choice(
+            RUNTIMES,
+            "What trains on the device: firmware, as `edgetrain export` writes it, or library, such as PyTorch; "
+            "by default firmware wherever there is some.",
         ),
     ] = None,
     page: Annotated[
@@ -89,14 +90,14 @@ def plan(
     page_to: Annotated[
         Path | None, typer.Option(help="Folder on this machine's storage that tensors may be paged to; it is measured.")
     ] = None,
-    objective: Annotated[str, typer.Option(help="What is to be least: time or energy.")] = "time",
+    objective: Annotated[str, choice(get_args(Objective), "What is to be least.")] = "time",
     most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
     most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
-    planner: Annotated[str, typer.Option(help=f"Planning algorithm: {help_text()}.")] = "auto",
+    planner: Planner = "auto",
     time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search, of all plans together.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    optimizer: Optimizer = "sgd",
     momentum: Annotated[
         float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0.9, and 0 for firmware.")
     ] = None,
@@ -118,10 +119,7 @@ def plan(
     """
     chosen = choose(model)
     target = None if device is None else device_of(device)
-    one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum_of(optimizer, momentum)
-    one_of(names(), planner, "--planner")
-    one_of(get_args(Objective), objective, "--objective")
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
     if target is not None and process_bytes is not None:
@@ -134,8 +132,6 @@ def plan(
     if target is None and (page or runtime is not None):
         words = "--page" if page else "--runtime"
         raise typer.BadParameter("it is for a device; give --device", param_hint=words)
-    if runtime is not None:
-        one_of(RUNTIMES, runtime, "--runtime")
     chosen_planner = named(planner)
     pages = page or chosen_planner.wants_store
     limits = Budget(time_s=most_time, energy_j=most_energy, objective=objective)  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from edgetrain import ranges
 from edgetrain.cli.live_view import LiveView
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.optimizers import OPTIMIZERS, make_optimizer
-from edgetrain.cli.options import Batch, Classes, Side, Threads, Width, numeric, one_of
+from edgetrain.cli.optimizers import make_optimizer
+from edgetrain.cli.options import Batch, Classes, Optimizer, Planner, Side, Threads, Width, numeric
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
 from edgetrain.measure.processor import parse_cores
@@ -26,7 +26,6 @@ from edgetrain.measure.profile import profile as measure_profile
 from edgetrain.measure.protocol import Protocol
 from edgetrain.measure.record import RunFolder, Value, default_path, removed_if_interrupted
 from edgetrain.measure.repeats import combined
-from edgetrain.plan.registry import help_text, names
 from edgetrain.report.numbers import interval, shown
 from edgetrain.run.step import prepare
 
@@ -54,7 +53,7 @@ def profile(
         numeric(ranges.STEPS, "Steps that are measured, after the warm-up; by default 30, and 3 s, at least."),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
-    planner: Annotated[str, typer.Option(help=f"Planning algorithm: {help_text()}.")] = "auto",
+    planner: Planner = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
     micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
@@ -70,7 +69,7 @@ def profile(
     idle: Annotated[float, numeric(ranges.IDLE_SECONDS, "Seconds of the idle baseline.")] = 3.0,
     period: Annotated[float, numeric(ranges.MILLISECONDS, "Milliseconds between samples.")] = 10.0,
     rounds: Annotated[int, numeric(ranges.ROUNDS, "Rounds of blocks that tell what measuring costs; 0: none.")] = 12,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw; sgd has momentum.")] = "sgd",
+    optimizer: Optimizer = "sgd",
     input_size: Side = None,
     classes: Classes = None,
     width: Width = None,
@@ -84,8 +83,6 @@ def profile(
     Example: edgetrain profile mobilenet_v2 --batch 16
     """
     chosen = choose(model)
-    one_of(OPTIMIZERS, optimizer, "--optimizer")
-    one_of(names(), planner, "--planner")
     parts = number_of_micro_batches(micro_batches, batch)
     used = None if cores is None else parse_cores(cores)
     folder = out or default_path("profile")

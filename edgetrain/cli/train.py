@@ -9,8 +9,9 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args
 
 import torch
 import typer
@@ -21,15 +22,15 @@ from torch import nn
 from edgetrain import ranges, zoo
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
-from edgetrain.cli.optimizers import MOMENTUM, OPTIMIZERS, make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Threads, Width, numeric, one_of
+from edgetrain.cli.optimizers import MOMENTUM, make_optimizer, momentum_of
+from edgetrain.cli.options import Batch, Optimizer, Planner, Threads, Width, choice, numeric
 from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
 from edgetrain.files import write_text
 from edgetrain.measure.record import RunFolder, default_path, removed_if_interrupted
 from edgetrain.plan.budget import parse_bytes, show_bytes
-from edgetrain.plan.registry import help_text, names
 from edgetrain.run.checkpoint import latest
+from edgetrain.run.learning_rate import ScheduleKind
 from edgetrain.run.step import prepare
 from edgetrain.run.trainer import Progress as TrainProgress
 from edgetrain.run.trainer import TrainConfig, Trainer, TrainResult, refuse_old_work
@@ -56,10 +57,10 @@ def train(
     seed: Annotated[int, numeric(ranges.SEED, "Seed of initial weights, data order and dropout.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/train-DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    optimizer: Optimizer = "sgd",
     momentum: Annotated[float | None, numeric(ranges.MOMENTUM, f"Momentum of sgd; by default {MOMENTUM}.")] = None,
     weight_decay: Annotated[float, numeric(ranges.WEIGHT_DECAY, "Weight decay.")] = 1e-4,
-    schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, cosine or step.")] = "cosine",
+    schedule: Annotated[str, choice(get_args(ScheduleKind), "Course of the learning rate over the run.")] = "cosine",
     warmup_steps: Annotated[int, numeric(ranges.STEPS_OR_NONE, "Steps over which the learning rate rises.")] = 0,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights: safetensors or a state dict.")] = None,
     resize_head: Annotated[
@@ -77,14 +78,14 @@ def train(
     process_memory: Annotated[
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
-    planner: Annotated[str, typer.Option(help=f"Planning algorithm: {help_text()}.")] = "auto",
+    planner: Planner = "auto",
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     page_to: Annotated[
         Path | None, typer.Option(help="Folder on this device's storage that tensors may be paged to.")
     ] = None,
     threads: Threads = None,
-    on: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
+    on: Annotated[str, choice(("cpu", "cuda"), "Where to train.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Train a model, with evaluation, checkpoints and a run folder that can be resumed.
@@ -95,15 +96,14 @@ def train(
     for amount in (memory, process_memory):
         if amount is not None and (amount != "auto" or amount is process_memory):
             parse_bytes(amount)
-    one_of(OPTIMIZERS, optimizer, "--optimizer")
     momentum = momentum_of(optimizer, momentum)
     given["momentum"] = momentum if optimizer == "sgd" else None
-    one_of(names(), planner, "--planner")
-    one_of(("cpu", "cuda"), on, "--on")
-    one_of(("constant", "cosine", "step"), schedule, "--schedule")
     if resize_head and weights is None:
         raise typer.BadParameter("there is no head to resize without --weights", param_hint="--resize-head")
-    parts = number_of_micro_batches(micro_batches, batch)
+    budget = {
+        "memory": memory, "process_memory": process_memory, "planner": planner, "page_to": page_to,
+        "micro_batches": number_of_micro_batches(micro_batches, batch), "allow_inexact": allow_inexact,
+    }  # fmt: skip
     asked, resume = resume, resume and _can_resume(out)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -127,11 +127,7 @@ def train(
             RunFolder.create(folder.path, begun=True)
             with folder.locked():
                 _take(folder, given, resume, asked)
-            result = _run(
-                folder, config, net, task, loaded, updates, place,
-                memory=memory, process_memory=process_memory, planner=planner, page_to=page_to, resume=resume,
-                given=given, micro_batches=parts, allow_inexact=allow_inexact,
-            )  # fmt: skip
+            result = _run(folder, config, _Job(model, data, net, task, loaded, updates, place), budget, resume=resume)
         _tell(result, folder, given, json)
     except KeyboardInterrupt:
         raise stopped(_how_to_go_on(folder, given)) from None
@@ -208,12 +204,22 @@ def _settings(file: Path) -> Mapping[str, object] | None:
         return None
 
 
-def _run(
-    folder: RunFolder, config: TrainConfig, net: nn.Module, task: Task, data: Data,
-    optimizer: torch.optim.Optimizer, place: torch.device, *, memory: str | None, process_memory: str | None,
-    planner: str, page_to: Path | None, resume: bool, given: dict[str, Any],
-    micro_batches: int | Literal["auto"] | None, allow_inexact: bool,
-) -> TrainResult:  # fmt: skip
+@dataclass(frozen=True)
+class _Job:
+    """What is trained, on which data and where; `model` and `data_name` as the user named them."""
+
+    model: str
+    data_name: str
+    net: nn.Module
+    task: Task
+    data: Data
+    optimizer: torch.optim.Optimizer
+    place: torch.device
+
+
+def _run(folder: RunFolder, config: TrainConfig, job: _Job, budget: Mapping[str, Any], *, resume: bool) -> TrainResult:
+    """budget: the options of `et.prepare` that say how a step is planned."""
+    net, task, data, place = job.net, job.task, job.data, job.place
     net.train()
     zoo.require_room_for_batch(config.batch, data.shape)
     first = _to(data.train.batch(torch.arange(min(config.batch, len(data.train)))), place)
@@ -221,12 +227,8 @@ def _run(
         first = _to(data.train.batch(torch.arange(config.batch) % len(data.train)), place)
 
     def make_step() -> Any:
-        source = f"the data set {given['data']}"
-        with told_of_batch(given["model"], source, first), working("capturing the step"):
-            step = prepare(
-                net, task.loss, optimizer, first, memory=memory, process_memory=process_memory, planner=planner,
-                page_to=page_to, micro_batches=micro_batches, allow_inexact=allow_inexact,
-            )  # fmt: skip
+        with told_of_batch(job.model, f"the data set {job.data_name}", first), working("capturing the step"):
+            step = prepare(net, task.loss, job.optimizer, first, **budget)
         notes.print(f"step: {step.plan}")
         return step if place.type == "cpu" else lambda *batch: step(*_to(batch, place))
 
@@ -240,15 +242,9 @@ def _run(
     with _bar(task) as watch:
         trainer = Trainer(config, folder, on_progress=watch)
         return trainer.run(
-            net,
-            optimizer,
-            make_step,
-            data.train,
-            data.test,
-            evaluate,
-            resume=resume,
-            metadata={"model": given["model"]},
-        )
+            net, job.optimizer, make_step, data.train, data.test, evaluate, resume=resume,
+            metadata={"model": job.model},
+        )  # fmt: skip
 
 
 def _to(batch: tuple[torch.Tensor, ...], place: torch.device) -> tuple[torch.Tensor, ...]:

@@ -288,9 +288,8 @@ def load(name_or_path: str | Path) -> Device:
     key = name_or_path.strip().lower().replace("-", "_").replace(" ", "_")
     if key in names():
         return _read(FOLDER / f"{key}.toml")
-    raise unknown(
-        "device named", name_or_path, names(), also="the path of a .toml file", list_them="`edgetrain devices`"
-    )
+    also, list_them = "the path of a .toml file", "`edgetrain devices`"
+    raise unknown("device named", name_or_path, names(), also=also, list_them=list_them)
 
 
 def _read(path: Path) -> Device:

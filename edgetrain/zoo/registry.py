@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,13 +35,14 @@ from edgetrain.zoo.models.lenet import lenet
 from edgetrain.zoo.models.minilearn import minilearn_cifar, minilearn_har, minilearn_kws
 from edgetrain.zoo.models.mobilenet_v1 import mobilenet_v1
 from edgetrain.zoo.models.mobilenet_v2 import mobilenet_v2
-from edgetrain.zoo.models.published import PUBLISHED, Published
+from edgetrain.zoo.models.published import Published, published
 from edgetrain.zoo.models.resnet import resnet18, resnet18_cifar, resnet50
 from edgetrain.zoo.models.squeezenet import squeezenet
 from edgetrain.zoo.models.vgg import vgg16, vgg16_cifar
 from edgetrain.zoo.tasks import CLASSIFY, NEXT_CHARACTER, RECONSTRUCT, Task
 
 Shape = tuple[int | None, ...]
+_PUBLISHED = defaultdict(tuple[Published, ...], published())
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,13 @@ def _images(
     channels: int = 3,
 ) -> ZooModel:
     name = build.__name__
-    return ZooModel(name, summary, task, build, classes, size, (channels, None, None), published=PUBLISHED[name])
+    return ZooModel(name, summary, task, build, classes, size, (channels, None, None), published=_PUBLISHED[name])
 
 
 def _sequences(build: Callable[..., nn.Module], summary: str, *, classes: int, size: int, shape: Shape) -> ZooModel:
     """Of numbers over time, in a shape of their own."""
     name = build.__name__
-    return ZooModel(name, summary, CLASSIFY, build, classes, size, shape, published=PUBLISHED[name])
+    return ZooModel(name, summary, CLASSIFY, build, classes, size, shape, published=_PUBLISHED[name])
 
 
 def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
@@ -149,7 +151,7 @@ def _word_pieces(build: Callable[..., nn.Module], summary: str) -> ZooModel:
         classes=2,
         input_size=128,
         shape=(None,),
-        published=PUBLISHED[name],
+        published=_PUBLISHED[name],
         vocabulary=VOCABULARY,
     )
 
@@ -175,7 +177,7 @@ _ENTRIES = (
         classes=65,
         input_size=80,
         shape=(None,),
-        published=PUBLISHED["char_lstm"],
+        published=_PUBLISHED["char_lstm"],
     ),
     _word_pieces(bert_small, "BERT-small for word pieces"),
     _word_pieces(bert_base, "BERT-base for word pieces"),

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import edgetrain as et
+from benchmarks.small_nets import SMALL, Batch
+from benchmarks.small_nets import Net as Net
 from edgetrain.firmware.export import Project
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
 from edgetrain.zoo.models.autoencoder import autoencoder
-from edgetrain.zoo.small import SMALL, Batch
-from edgetrain.zoo.small import Net as Net
 from edgetrain.zoo.tasks import classify_loss
 
 cross_entropy = classify_loss

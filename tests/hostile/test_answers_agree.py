@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import edgetrain as et
+from benchmarks.small_nets import SMALL
 from edgetrain.cli import main
 from edgetrain.devices import device as devices
 from edgetrain.errors import Infeasible
@@ -42,7 +43,6 @@ from edgetrain.plan import time_left
 from edgetrain.plan.budget import Budget
 from edgetrain.plan.planning import plan
 from edgetrain.run.exact import exactness_of
-from edgetrain.zoo.small import SMALL
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "3"))

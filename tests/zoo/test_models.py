@@ -16,6 +16,7 @@ from edgetrain.errors import UserError
 from edgetrain.zoo.models.densenet import DenseLayer
 from edgetrain.zoo.models.googlenet import auxiliary_loss, googlenet
 from edgetrain.zoo.models.mobilenet_v2 import round_to_eights
+from edgetrain.zoo.models.published import published
 
 NAMES = tuple(zoo.MODELS)
 
@@ -140,6 +141,10 @@ def test_counts_are_those_torchvision_publishes(name: str) -> None:
     assert published.multiply_adds is not None
     assert counts.parameters == published.parameters
     assert abs(counts.multiply_adds - published.multiply_adds) <= 500_000  # printed to a thousandth of a giga
+
+
+def test_counts_in_print_are_of_networks_of_the_zoo() -> None:
+    assert published().keys() <= zoo.MODELS.keys()
 
 
 def test_counts_of_the_networks_torchvision_does_not_have() -> None:

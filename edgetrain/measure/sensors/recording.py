@@ -5,7 +5,7 @@
     0.519       -510253               4282459               1785600
     …
 
-In:  the text that the sampler on a phone writes (`parse`), or published traces (`measure/replay.py`).
+In:  the text that the sampler on a phone writes (`parse`), or published traces (`benchmarks/replay.py`).
 Out: `Recording`; `Stage` puts its moments one after the other under a folder, where sources read them.
 A text that was cut off in the middle is read up to its last whole line.
 """

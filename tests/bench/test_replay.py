@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import phone_energy
+from benchmarks.replay import read_clocks, read_trace, replay
 from edgetrain.errors import UserError
-from edgetrain.measure.replay import read_clocks, read_trace, replay
 from edgetrain.measure.sensors.recording import Recording
 
 HEADER = ",stamp,processPid,VIRT,RES,SHR,cpuUsage,battery_current,battery_voltage,usb_current,usb_voltage\n"
