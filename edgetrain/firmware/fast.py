@@ -1,9 +1,9 @@
-"""The vectorised program of Linux boards: which files it is built from, and how.
+"""The vectorised program of Linux boards: its files and its rules in the Makefile.
 
-In:  the kernels that a model calls. Out: files of `kernels/fast`, and what the Makefile says of them.
+In:  the kernels that a model calls. Out: files of `kernels/fast`, and rules.
 
-`model.c` is the same for both programs and calls the same functions. The scalar program takes all of them from
-`kernels/`; the fast one takes those from `kernels/fast/` that are there, and builds the rest for vectors as it is.
+`model.c` is the same for both programs. The scalar program takes all functions from `kernels/`; the fast one takes from
+`kernels/fast/` what exists there, and compiles the rest of `kernels/` for vectors.
 
     firmware         kernels/conv2d.c        kernels/sigmoid.c    the same bits on every core
     firmware_fast    kernels/fast/conv2d.c   kernels/sigmoid.c    vectors and threads, other roundings
@@ -17,10 +17,10 @@ from edgetrain.firmware.kernels import FOLDER, files_of
 from edgetrain.firmware.target import Target
 
 FAST = FOLDER / "fast"
-# A sum in vectors is another order of additions, and may fuse. Nothing else is given up: infinities and NaN stay.
+# Vectorised sums have another order, and may fuse products; infinities and NaN stay.
 ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
 SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
-# What the source of a kernel includes or calls, beside parallel and vector.
+# What a kernel includes or calls, besides parallel and vector.
 _GEMM = ("convolve", "convolve_backward_weight", "convolve_backward_weight_narrow", "microkernel")
 _CONVOLUTIONS = ("convolve_depthwise", *_GEMM)
 _NEEDS = {
@@ -32,7 +32,7 @@ _NEEDS = {
 
 
 def _names(kernels: Sequence[str]) -> list[str]:
-    """Of kernels that have a fast source, and of all that they need."""
+    """The kernels with a fast source, and what they need."""
     own = [name for name in kernels if (FAST / f"{name}.c").exists()]
     return sorted({*own, *(need for name in own for need in _NEEDS.get(name, ())), "parallel", "vector"})
 
@@ -40,12 +40,12 @@ def _names(kernels: Sequence[str]) -> list[str]:
 def fast_files(target: Target, kernels: Sequence[str]) -> dict[str, str | bytes]:
     if target.is_board:
         return {}
-    found = [f"{name}{ending}" for name in _names(kernels) for ending in (".c", ".h")]
-    return {f"kernels/fast/{name}": (FAST / name).read_text() for name in found if (FAST / name).exists()}
+    names = [f"{name}{ending}" for name in _names(kernels) for ending in (".c", ".h")]
+    return {f"kernels/fast/{name}": (FAST / name).read_text() for name in names if (FAST / name).exists()}
 
 
 def fast_objects(kernels: Sequence[str]) -> list[str]:
-    """The kernels that the fast program is linked from, without endings."""
+    """The kernels of the fast program, without endings."""
     fast = [name for name in _names(kernels) if (FAST / f"{name}.c").exists()]
     slow = files_of([name for name in kernels if name not in fast])
     return [f"kernels/fast/{name}" for name in fast] + [
@@ -54,11 +54,11 @@ def fast_objects(kernels: Sequence[str]) -> list[str]:
 
 
 def fast_rules(target: Target, kernels: Sequence[str], others: Sequence[str]) -> str:
-    """The part of a Makefile that builds the fast program. others: what it is linked from beside kernels."""
+    """The part of a Makefile that builds the fast program. others: its objects besides kernels."""
     if target.is_board:
         return ""
     return f"""
-# The same model on all cores, in vectors. VECTORS=-march=native builds it for this machine alone.
+# The same model, vectorised, on all cores. VECTORS=-march=native builds it for this machine alone.
 VECTORS := {" ".join(target.firmware.fast_flags)}
 FAST := {" ".join([*others, *fast_objects(kernels)])}
 PROGRAMS := build/firmware_fast build/firmware_fast_debug build/firmware_fast_sanitize build/firmware_fast_races
@@ -71,6 +71,6 @@ build/firmware_fast build/firmware_fast_debug: LINK := {target.link or "-static 
 build/firmware_fast_debug: CFLAGS += -DDEBUG_TENSORS
 build/firmware_fast_sanitize: CFLAGS += {SANITIZERS}
 build/firmware_fast_races: CFLAGS += -DDEBUG_TENSORS -g -fsanitize=thread
-$(foreach made,$(PROGRAMS),$(eval $(call program,$(made),$(FAST))))
+$(foreach variant,$(PROGRAMS),$(eval $(call program,$(variant),$(FAST))))
 .PHONY: fast
 """

@@ -1,4 +1,4 @@
-"""How many instructions each op of a step takes on a microcontroller, and so how long the step takes there.
+"""Instructions of each op on a microcontroller, and from these the time of a step.
 
 In:  a lowered graph, a target. Out: `Costs` whose origin is "modelled": instructions ÷ the clock of the device.
 
@@ -6,12 +6,11 @@ In:  a lowered graph, a target. Out: `Costs` whose origin is "modelled": instruc
     time of an op          =  instructions ÷ frequency, one instruction a cycle            for each core and kind of op
 
 The coefficients stand in instructions.json, which `benchmarks/firmware_instructions.py` writes: nets with random shapes
-run in the emulator, its plugin counts the instructions of each call, and coefficients that are not negative are fitted
-to these counts. The counts are exact; what is modelled is a shape that was not counted, within the error that the file
-states for each core. That a cycle runs one instruction is taken for granted: loads that wait for memory take longer,
-and a core that starts two instructions at once takes less.
+run in the emulator, its plugin counts the instructions of each call, and non-negative coefficients are fitted to these
+counts. The counts are exact; shapes that were not counted are modelled, within the error that the file states for each
+core. One instruction a cycle is an assumption: loads that wait for memory take longer, dual issue takes less.
 
-Programs for Linux run in vectors on all cores, and no emulator counts them: their times are those of the device's own
+Programs for Linux are vectorised and use all cores, and no emulator counts them: their times follow from the device's
 rates (`costs/model.py`).
 """
 
@@ -33,14 +32,14 @@ from edgetrain.graph.ir import Graph, Op
 
 FILE = Path(__file__).with_name("instructions.json")
 SCHEMA = 1
-# A Cortex-M takes between 0.7 and 1.6 cycles for an instruction of such code: what cannot be known without the board.
+# A Cortex-M takes between 0.7 and 1.6 cycles an instruction of such code; only the board can tell.
 CYCLES_PLUS_MINUS = 0.4
 _K_BLOCK, _TILE = 20, 4  # of kernels/microkernel.h
 
 
 @dataclass(frozen=True)
 class Core:
-    """Of one core. coefficients: of each kind of op. plus_minus: how far off a step was that the fit had not seen."""
+    """coefficients: of each kind of op. plus_minus: the error for steps that were not in the fit."""
 
     name: str
     coefficients: Mapping[str, tuple[float, ...]]
@@ -49,7 +48,7 @@ class Core:
 
 @cache
 def cores() -> Mapping[str, Core]:
-    """By the name that the compiler knows them by: cortex-m4, cortex-m7, …"""
+    """By the compiler's name: cortex-m4, cortex-m7, …"""
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     if data["edgetrain instruction model"] != SCHEMA:
         raise InternalError(f"{FILE} has schema {data['edgetrain instruction model']!r}")
@@ -60,7 +59,7 @@ def cores() -> Mapping[str, Core]:
 
 
 def core_of(target: Target) -> Core | None:
-    """The core that the target's programs are built for; None where its instructions were never counted."""
+    """The core that the target's programs are built for; None if its instructions were never counted."""
     name = next((flag.removeprefix("-mcpu=") for flag in target.firmware.flags if flag.startswith("-mcpu=")), "")
     return cores().get(name.partition("+")[0]) if target.is_board else None
 
@@ -76,7 +75,7 @@ def instructions_of(graph: Graph, op: Op, core: Core) -> float:
 
 
 def firmware_costs(graph: Graph, target: Target) -> Costs:
-    """What the ops of a lowered graph take on the target."""
+    """Costs of a lowered graph on the target."""
     roofline = model_costs(graph, target.device)
     core, processor = core_of(target), target.device.processor
     if core is None or processor.frequency_hz is None:
@@ -94,11 +93,11 @@ def firmware_costs(graph: Graph, target: Target) -> Costs:
     return replace(roofline, ops=tuple(ops), about=about, store=None, uncertainty=uncertainty)
 
 
-# ---- features of an op's shapes; instructions are a sum of them
+# ---- features of an op's shapes
 
 
 def features(graph: Graph, op: Op) -> tuple[float, ...]:
-    """What the instructions of this kind of op grow with. The first one is the call itself."""
+    """What the instructions of this kind of op are proportional to. The first one is the call itself."""
     kind = op.kind.removeprefix("edgetrain.")
     family, _, what = kind.partition(".")
     find = _FAMILIES.get(family)
@@ -146,23 +145,23 @@ def _dense(graph: Graph, op: Op, what: str) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class _Window:
-    """A convolution. filled: the part of its taps that lies on the image and not on padding."""
+    """A convolution. filled: the share of its taps on the image, not on padding."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]
     weight: tuple[int, ...]
     stride: tuple[int, int]
     groups: int
-    together: int  # taps of a row that are one run of numbers
+    together: int  # contiguous taps of a row
     filled: float
 
 
 def _window(graph: Graph, op: Op, what: str) -> _Window:
-    made = graph.tensors[op.creates[0]].shape
+    result = graph.tensors[op.creates[0]].shape
     first, second = (graph.tensors[t].shape for t in op.reads[:2])
     x, y, weight = {
-        "forward": (first, made, second), "backward_weight": (second, first, made),
-        "backward_input": (made, first, second),
+        "forward": (first, result, second), "backward_weight": (second, first, result),
+        "backward_input": (result, first, second),
     }[what]  # fmt: skip
     numbers = [n for n in op.args[3 if what == "forward" else 2 :] if isinstance(n, int)]
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups = numbers
@@ -222,7 +221,7 @@ def _pool(graph: Graph, op: Op, what: str) -> Sequence[float]:
 
 
 def _update(graph: Graph, op: Op, what: str) -> Sequence[float]:
-    """A momentum, or the largest square so far, is one more tensor that is read."""
+    """A momentum, or the maximum of squares so far, is one more tensor to read."""
     n = graph.tensors[op.reads[0]].n_elements
     return (n, n * len(op.reads))
 
