@@ -1,14 +1,14 @@
 """Where each tensor of a step lies in the arena of firmware.
 
-In:  a lowered graph and its plan. Out: `Arena`: an offset for each life of each storage that does not last.
+In:  a lowered graph and its plan. Out: `Arena`: an offset for each life of each storage that is not persistent.
 
     offset
-      │  ┌── relu_1, over conv2d_1 ──┐             a result that overwrites an input continues its block
+      │  ┌── relu_1, over conv2d_1 ──┐             a result that overwrites an input extends its block
       │  │ conv2d_1 │ relu_1         │ d_dense_1
-      └──────────────────────────────────────────  place in the schedule
+      └──────────────────────────────────────────  position in the schedule
 
-What is promised: two lives that are there at the same time never overlap, and `live_bytes` is the plan's peak less
-what lasts, to the byte. `height_bytes` is the arena; it is the same wherever the layout has no gap.
+Promised: two lives at the same time never overlap, and `live_bytes` is the plan's peak less its persistent bytes.
+`height_bytes` is the size of the arena; it equals `live_bytes` unless the layout has gaps.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SEARCH_S = 4.0  # for a layout without gaps, where greedy ones leave some
 
 @dataclass(frozen=True)
 class Life:
-    """One life of a storage: made by the action at `start`, gone before the one at `end`. over: the storage whose
-    memory it took."""
+    """One life of a storage: created by the action at `start`, freed before the one at `end`. over: the storage that it
+    overwrites."""
 
     storage: int
     start: int
@@ -45,12 +45,11 @@ class Arena:
 
 
 def arena_of(graph: Graph, plan: Plan) -> Arena:
-    """The lives of all storages, laid out."""
-    found = _lives(graph, plan)
-    layout = _layout(tuple(_block(graph, chain) for chain in found))
+    chains = _lives(graph, plan)
+    layout = _layout(tuple(_block(graph, chain) for chain in chains))
     lives = [
         Life(life.storage, life.start, life.end, offset, life.over)
-        for chain, offset in zip(found, layout.offsets, strict=True)
+        for chain, offset in zip(chains, layout.offsets, strict=True)
         for life in chain
     ]
     expected = plan.peak_bytes - plan.persistent_bytes
@@ -74,7 +73,7 @@ def _block(graph: Graph, chain: list[Life]) -> Block:
 
 
 def _lives(graph: Graph, plan: Plan) -> list[list[Life]]:
-    """Lives in chains: each but the first of a chain takes the memory of the one before it."""
+    """Lives in chains: each life but the first overwrites the one before it."""
     chains: list[list[Life]] = []
     now: dict[int, int] = {}  # storage → its chain
     for at, action in enumerate(plan.schedule):
@@ -83,7 +82,7 @@ def _lives(graph: Graph, plan: Plan) -> list[list[Life]]:
             continue
         if not isinstance(action, Compute):
             raise UserError(
-                "this plan pages tensors to storage, which firmware does not", next_step="plan with page=False"
+                "this plan pages tensors to storage, which firmware cannot", next_step="plan with page=False"
             )
         for position, storage in enumerate(graph.new_storages[action.op]):
             life = Life(storage, at, len(plan.schedule), 0)

@@ -1,18 +1,18 @@
-"""The files of a project that depend on its target alone: main.c, the board, the Makefile, the linker script.
+"""The files of a project that depend on its target alone: main.c, board, Makefile, linker script.
 
-In:  a target, where things lie in its memory, the kernels that are used. Out: file names and their content.
+In:  a target, the layout of its memory, the kernels that are used. Out: file names and their content.
 
-    board/board.h        what main.c asks of its machine
-    board/linux.c        how Linux gives it (linux_bare.c: without a C library); or
-    board/cortex_m.c     how a Cortex-M does: startup, MPU, semihosting
+    board/board.h        what main.c needs of a machine
+    board/linux.c        Linux (linux_bare.c: without a C library); or
+    board/cortex_m.c     a Cortex-M: startup, MPU, semihosting
     board/link.ld        the board's real RAM and flash; link_emulated.ld with flash where the emulator has it
 
-and where copies are kept in flash:
+and with checkpoints in flash:
 
-    checkpoint.c         two copies, of which one is always whole
-    board/flash.h        what it asks of flash; flash_layout.h: where they lie
-    board/flash_file.c   how a file gives it, in the emulator and on Linux
-    board/flash_board.c  how the board itself does, where there is a driver for it
+    checkpoint.c         two slots, of which one is always complete
+    board/flash.h        what it needs of flash; flash_layout.h: where the slots lie
+    board/flash_file.c   flash in a file, in the emulator and on Linux
+    board/flash_board.c  the board's own flash, if there is a driver for it
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from edgetrain.ops.c import CSource
 
 FOLDER = Path(__file__).parent / "boards"
 WARNINGS = "-Wall -Wextra -Werror -Wconversion -Wshadow -Wdouble-promotion -Wstrict-prototypes"
-# Results are the same bits everywhere: no fused multiply-adds, no vectors that round otherwise, no reordering.
+# For the same bits everywhere: no fused multiply-adds, no vectorised sums, no reordering.
 ARITHMETIC = "-ffp-contract=off -fno-tree-vectorize -fno-math-errno"
 
-_WEIGHTS = """/* The first values of everything that lasts, as they lie in weights.bin. */
+_WEIGHTS = """/* The initial values of persistent tensors, from weights.bin. */
     .section .rodata
     .global model_weights
     .balign 8
@@ -44,7 +44,7 @@ model_weights_end:
 
 _NO_DRIVER = """
 board/flash_board.c:
-	@echo "there is no driver for the flash of this board: write board/flash_board.c, as board/flash.h asks for it"
+	@echo "no driver for the flash of this board: write board/flash_board.c with the functions of board/flash.h"
 	@false
 """
 
@@ -52,9 +52,9 @@ board/flash_board.c:
 def files(
     target: Target, placed: Placed | None, kernels: Sequence[CSource], kept: Kept | None = None, model_key: int = 0
 ) -> dict[str, str | bytes]:
-    """kept: where copies lie in flash. model_key: by which a copy of this model is known."""
+    """kept: where checkpoints lie in flash. model_key: identifies those of this model."""
     board = f"{target.board}.c"
-    found: dict[str, str | bytes] = {
+    files_by_name: dict[str, str | bytes] = {
         "main.c": (FOLDER / "main.c").read_text(),
         "weights.S": _WEIGHTS,
         "board/board.h": (FOLDER / "board.h").read_text(),
@@ -63,13 +63,15 @@ def files(
         **fast_files(target, kernels),
     }
     if kept is not None:
-        found |= _flash_files(target, kept, model_key)
+        files_by_name |= _flash_files(target, kept, model_key)
     if placed is not None and target.flash is not None:
-        there = Placed(emulated(target, placed.arena), emulated(target, placed.rest))
+        emulated_memory = Placed(emulated(target, placed.arena), emulated(target, placed.rest))
         kept_bytes = 0 if kept is None else kept.n_bytes
-        found["board/link.ld"] = _linker_script(target, placed, target.flash, kept_bytes)
-        found["board/link_emulated.ld"] = _linker_script(target, there, emulated(target, target.flash), kept_bytes)
-    return found
+        files_by_name["board/link.ld"] = _linker_script(target, placed, target.flash, kept_bytes)
+        files_by_name["board/link_emulated.ld"] = _linker_script(
+            target, emulated_memory, emulated(target, target.flash), kept_bytes
+        )
+    return files_by_name
 
 
 def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | bytes]:
@@ -77,10 +79,10 @@ def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | 
     names["flash_file.c"] = "board/flash_file.c"
     if target.firmware.flash_driver is not None:
         names[target.firmware.flash_driver] = "board/flash_board.c"
-    found: dict[str, str | bytes] = {place: (FOLDER / name).read_text() for name, place in names.items()}
-    found[
+    files_by_name: dict[str, str | bytes] = {place: (FOLDER / name).read_text() for name, place in names.items()}
+    files_by_name[
         "board/flash_layout.h"
-    ] = f"""/* {target.device.name}: two copies of up to {kept.slot_bytes} bytes, in pages of {kept.page_bytes}. */
+    ] = f"""/* {target.device.name}: two slots of {kept.slot_bytes} bytes, in pages of {kept.page_bytes}. */
 #ifndef FLASH_LAYOUT_H
 #define FLASH_LAYOUT_H
 
@@ -88,12 +90,12 @@ def _flash_files(target: Target, kept: Kept, model_key: int) -> dict[str, str | 
 #define FLASH_PAGE_BYTES {kept.page_bytes}u
 #define FLASH_SLOT_BYTES {kept.slot_bytes}u
 #define FLASH_KEPT_BYTES (2u * FLASH_SLOT_BYTES)
-/* Of this export: copies that another one left behind are not for it. */
+/* Of this export: checkpoints of another one are ignored. */
 #define MODEL_KEY {model_key:#010x}u
 
 #endif
 """
-    return found
+    return files_by_name
 
 
 def _makefile(target: Target, kernels: Sequence[CSource], kept: Kept | None) -> str:
@@ -113,7 +115,7 @@ def _makefile(target: Target, kernels: Sequence[CSource], kept: Kept | None) -> 
         driver = _NO_DRIVER if target.firmware.flash_driver is None else ""
     note = "firmware and firmware_debug are for the emulator, firmware_board for the board itself."
     return f"""# Builds firmware for {target.device.name}. {note if target.is_board else ""}
-# CC=clang builds it with another compiler, EXTRA=-g for a debugger.
+# CC=clang uses another compiler, EXTRA=-g adds debug information.
 CC := {target.firmware.compiler}
 CORE := {" ".join(target.firmware.flags)}
 ARITHMETIC := {ARITHMETIC}
@@ -154,12 +156,12 @@ clean:
 
 
 def _linker_script(target: Target, placed: Placed, flash: Memory, kept_bytes: int) -> str:
-    """The arena may lie in a memory of its own. kept_bytes: at the end of flash, which the program leaves alone."""
+    """The arena may lie in another memory than the rest. kept_bytes: for checkpoints, at the end of flash."""
     apart = placed.apart
     arena = (
         f"\n    ARENA (rw) : ORIGIN = {placed.arena.address:#010x}, LENGTH = {placed.arena.n_bytes}" if apart else ""
     )
-    copies = f" /* and {kept_bytes} for copies of the weights */" if kept_bytes else ""
+    copies = f" /* and {kept_bytes} for checkpoints */" if kept_bytes else ""
     return f"""/* {target.device.name}: {flash.name}; {placed.rest.name}{f"; {placed.arena.name}" if apart else ""}. */
 ENTRY(reset)
 
@@ -184,7 +186,7 @@ SECTIONS
     .ARM.extab : {{ *(.ARM.extab*) }} > FLASH
     .ARM.exidx : {{ *(.ARM.exidx*) }} > FLASH
 
-    /* First in RAM, and grows down: past its end is no RAM. */
+    /* First in RAM, and grows down: an overflow leaves RAM and faults. */
     .stack (NOLOAD) : {{
         __stack_start = .;
         . = . + {target.firmware.stack_bytes};

@@ -1,8 +1,8 @@
-"""Build a project with its own Makefile, and measure what the program takes.
+"""Build a project with its own Makefile, and measure its sections.
 
 In:  the folder that `export` wrote. Out: `Built`: the program, and its sections by size.
 
-A compiler that is missing is a `UserError` that says what to install; one that refuses the code is ours.
+A missing compiler is a `UserError` that says what to install; code that does not compile is an `InternalError`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from edgetrain.files import refuse_links
 from edgetrain.firmware.export import SCHEMA
 from edgetrain.ranges import shown
 
-# The fast ones are vectorised, for Linux boards: as exact, but not the same bits. fast_races finds data races.
+# The fast ones are vectorised, for Linux boards: as exact, but not the same bits. fast_races detects data races.
 Variant = Literal["plain", "debug", "sanitize", "fast", "fast_debug", "fast_sanitize", "fast_races"]
-SILENT: tuple[Variant, ...] = ("plain", "fast")  # these do not tell of gradients
+SILENT: tuple[Variant, ...] = ("plain", "fast")  # these do not report gradients
 PROGRAMS: Mapping[Variant, str] = {
     "plain": "firmware", "debug": "firmware_debug", "sanitize": "firmware_sanitize", "fast": "firmware_fast",
     "fast_debug": "firmware_fast_debug", "fast_sanitize": "firmware_fast_sanitize",
@@ -46,7 +46,7 @@ _MAX_ELEMENTS, _MAX_DIMS = 1 << 31, 8  # of a tensor of firmware
 
 @dataclass(frozen=True)
 class Built:
-    """sections: their bytes in the linked program. On a microcontroller flash holds the first values of .data too."""
+    """sections: their bytes in the linked program. A microcontroller's flash also holds the initial values of .data."""
 
     program: Path
     sections: Mapping[str, int]
@@ -63,7 +63,7 @@ class Built:
 def load_project(folder: str | Path) -> dict[str, Any]:
     """What `project.json` says."""
     file = Path(folder) / "project.json"
-    return saved.load(file, "firmware project", _project, next_step="make it again with `edgetrain export`")
+    return saved.load(file, "firmware project", _project, next_step="write it again with `edgetrain export`")
 
 
 def _project(data: Any) -> dict[str, Any]:
@@ -71,11 +71,11 @@ def _project(data: Any) -> dict[str, Any]:
         raise ValueError(f"schema {data['edgetrain firmware']!r}, expected {SCHEMA}")
     for key in ("inputs", "tensors"):
         for tensor in data[key]:
-            right = all(type(n) is int and n >= 0 for n in tensor["shape"]) and tensor["dtype"] in _DTYPES
-            right = right and math.prod(tensor["shape"]) <= _MAX_ELEMENTS and len(tensor["shape"]) <= _MAX_DIMS
-            right &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
-            right &= type(tensor.get("below", 1)) is int and tensor.get("below", 1) > 0
-            if not right or not isinstance(tensor["name"], str):
+            is_valid = all(type(n) is int and n >= 0 for n in tensor["shape"]) and tensor["dtype"] in _DTYPES
+            is_valid = is_valid and math.prod(tensor["shape"]) <= _MAX_ELEMENTS and len(tensor["shape"]) <= _MAX_DIMS
+            is_valid &= key != "inputs" or (type(tensor["position"]) is int and tensor["position"] >= 0)
+            is_valid &= type(tensor.get("below", 1)) is int and tensor.get("below", 1) > 0
+            if not is_valid or not isinstance(tensor["name"], str):
                 raise ValueError(f"a tensor is {json.dumps(tensor)}")
     if not data["inputs"] or max(tensor["position"] for tensor in data["inputs"]) > _MAX_INPUTS:
         raise ValueError(f"inputs are {json.dumps(data['inputs'])[:200]}")
@@ -89,17 +89,17 @@ def _project(data: Any) -> dict[str, Any]:
         texts = all(isinstance(call[key], str) for key in ("op", "kind", "module", "function"))
         if not texts or type(call["multiply_adds"]) is not int:
             raise ValueError(f"a call is {json.dumps(call)}")
-    for told in data["sides"]:
-        if any(type(n) is not int or n < 0 for n in (told["call"], *told["shape"])):
-            raise ValueError(f"sides are {json.dumps(told)}")
-    if sorted(told["call"] for told in data["sides"]) != list(range(len(data["sides"]))):
+    for sides in data["sides"]:
+        if any(type(n) is not int or n < 0 for n in (sides["call"], *sides["shape"])):
+            raise ValueError(f"sides are {json.dumps(sides)}")
+    if sorted(sides["call"] for sides in data["sides"]) != list(range(len(data["sides"]))):
         raise ValueError("the calls of sides are not numbered from 0")
     if not all(isinstance(word, str) for word in (*data["emulator"], *data["gradients"])):
-        raise ValueError("emulator or gradients hold something else than texts")
+        raise ValueError("emulator and gradients must be texts")
     emulator, *options = data["emulator"] or [""]
     name = Path(emulator).name
-    found_here = emulator == shutil.which(name)  # a path is as good as the name where both lead to the same program
-    wrong = unknown_command(data["compiler"], [name if found_here else emulator, *options] if emulator else [])
+    is_on_path = emulator == shutil.which(name)  # then the path is as good as the name
+    wrong = unknown_command(data["compiler"], [name if is_on_path else emulator, *options] if emulator else [])
     if wrong is not None:
         raise ValueError(f"{wrong}; nothing else is run")
     if type(data["is_board"]) is not bool or re.fullmatch(r"[\w.-]+", data["target"]) is None:
@@ -108,7 +108,7 @@ def _project(data: Any) -> dict[str, Any]:
 
 
 def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | None = None) -> Built:
-    """Build the program. compiler: another one than the project's, such as clang."""
+    """Build the program. compiler: in place of the project's, such as clang."""
     folder = Path(folder)
     refuse_links(folder)
     refuse_links(folder / "build")
@@ -116,17 +116,17 @@ def build(folder: str | Path, variant: Variant = "plain", *, compiler: str | Non
     if variant.startswith("fast") and project["is_board"]:
         raise UserError("a microcontroller has no vectorised program", next_step="export for linux-x86_64")
     if variant.endswith(("sanitize", "races")) and project["compiler"].startswith("arm-none-eabi"):
-        raise UserError(f"{project['target']} has no sanitizers", next_step="export for linux-x86_64 and try it there")
+        raise UserError(f"{project['target']} has no sanitizers", next_step="export for linux-x86_64 and run it there")
     tool = compiler or project["compiler"]
     require(tool)
     require("make")
     program = f"build/{PROGRAMS[variant]}"
     command = ["make", "-s", "-j2", "-C", str(folder), program] + ([f"CC={compiler}"] if compiler else [])
-    done = child.command(command)
-    if done.returncode:
-        if "overflowed by" in done.stderr or "will not fit in region" in done.stderr:
-            raise UserError("the program does not fit the board", received=_first_lines(done.stderr))
-        raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    completed = child.command(command)
+    if completed.returncode:
+        if "overflowed by" in completed.stderr or "will not fit in region" in completed.stderr:
+            raise UserError("the program does not fit the board", received=_first_lines(completed.stderr))
+        raise InternalError(f"{' '.join(command)} failed:\n{completed.stderr[-3000:]}")
     return Built(folder / program, sections(folder / program, tool))
 
 
@@ -139,13 +139,13 @@ def require(tool: str) -> None:
 def sections(program: Path, compiler: str) -> dict[str, int]:
     """The sections of a linked program that take memory, by size."""
     prefix = compiler.removesuffix("gcc") if compiler.endswith("-gcc") else ""
-    done = subprocess.run([f"{prefix}size", "-A", str(program)], capture_output=True, text=True, check=True)
-    found = {}
-    for line in done.stdout.splitlines():
+    completed = subprocess.run([f"{prefix}size", "-A", str(program)], capture_output=True, text=True, check=True)
+    sizes = {}
+    for line in completed.stdout.splitlines():
         words = line.split()
         if len(words) == 3 and words[0].startswith(".") and words[1].isdecimal():
-            found[words[0]] = int(words[1])
-    return found
+            sizes[words[0]] = int(words[1])
+    return sizes
 
 
 def _first_lines(text: str) -> str:

@@ -1,12 +1,12 @@
-"""Instructions that a program executed, as the emulator counted them: by function, and by call of the training step.
+"""Instructions of a run, counted by the emulator: by function, and by call of the training step.
 
 In:  a project and its linked program; the file that QEMU's plugin (`boards/count.c`) wrote.
 Out: `Counted`. Two runs over the same batches give the same numbers.
 
-    train_step:   …  bl conv2d_forward │ …  bl relu_forward │ …      each stretch of code up to a call, and all that
-                  └──── call 1 ────────┘└──── call 2 ───────┘        the call executes, is that call's
+    train_step:   …  bl conv2d_forward │ …  bl relu_forward │ …      the code up to a call, and what the call
+                  └──── call 1 ────────┘└──── call 2 ───────┘        executes, count as that call's
 
-The calls are found in the linked program, and must be those that `export` wrote down, one by one.
+The calls in the linked program must be those that `export` listed, one by one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CALL = re.compile(r"^\s*([0-9a-f]+):\s.*\bblx?\s+[0-9a-f]+ <([^>+]+)>")
 
 @dataclass(frozen=True)
 class CountedCall:
-    """A call of the step: of which op, and the instructions of all its runs together.
+    """A call of the step: its op, and the instructions of all its runs.
 
-    multiply_adds: of one run; 0 where the op is no product. Taps that lie on padding count, as they do everywhere.
+    multiply_adds: of one run; 0 where the op is no product. Taps on padding are counted.
     """
 
     op: str
@@ -45,7 +45,7 @@ class CountedCall:
 
 @dataclass(frozen=True)
 class Counted:
-    """calls: in the order of the step; empty where it never ran."""
+    """calls: in the order of the step; empty if it never ran."""
 
     by_function: Mapping[str, int]
     calls: tuple[CountedCall, ...] = ()
@@ -59,7 +59,7 @@ class _Function:
 
 
 def plugin(project: dict[str, Any], program: Path, where: Path) -> list[str]:
-    """What QEMU is started with so that it counts; the plugin is built for this machine."""
+    """QEMU's arguments for counting; builds the plugin for this machine."""
     require("gcc")
     library = where / "count.so"
     source = Path(__file__).parent / "boards" / "count.c"
@@ -73,7 +73,7 @@ def plugin(project: dict[str, Any], program: Path, where: Path) -> list[str]:
 
 
 def read(project: dict[str, Any], program: Path, where: Path) -> Counted:
-    """The counts of a run that has ended in this folder; none where nothing counted."""
+    """The counts of a finished run in this folder; empty if nothing was counted."""
     file = where / FILE
     if not file.exists():
         return Counted({})
@@ -90,24 +90,24 @@ def _tool(project: dict[str, Any], name: str) -> str:
 
 
 def _functions(project: dict[str, Any], program: Path) -> list[_Function]:
-    """In the order of their addresses; each lasts until the next one starts."""
+    """In the order of their addresses; each ends where the next one starts."""
     command = [_tool(project, "nm"), "-n", str(program)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     words = [line.split() for line in listed.splitlines()]
-    found = [(int(w[0], 16) & ~1, w[2]) for w in words if len(w) == 3 and w[1] in "tT" and w[2][0] != "$"]
-    ends = [*(first for first, _ in found[1:]), 1 << 32]
-    return [_Function(name, first, end) for (first, name), end in zip(found, ends, strict=True)]
+    symbols = [(int(w[0], 16) & ~1, w[2]) for w in words if len(w) == 3 and w[1] in "tT" and w[2][0] != "$"]
+    ends = [*(first for first, _ in symbols[1:]), 1 << 32]
+    return [_Function(name, first, end) for (first, name), end in zip(symbols, ends, strict=True)]
 
 
 def _by_function(functions: list[_Function], blocks: list[tuple[int, int]]) -> dict[str, int]:
     """Most first."""
     starts = [f.first for f in functions]
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for address, count in blocks:
         at = bisect.bisect_right(starts, address) - 1
         name = functions[at].name if at >= 0 else "?"
-        found[name] = found.get(name, 0) + count
-    return {name: count for name, count in sorted(found.items(), key=lambda item: -item[1]) if count}
+        by_name[name] = by_name.get(name, 0) + count
+    return {name: count for name, count in sorted(by_name.items(), key=lambda item: -item[1]) if count}
 
 
 def _by_call(project: dict[str, Any], program: Path, counts: list[tuple[int, int]]) -> tuple[CountedCall, ...]:
@@ -119,7 +119,7 @@ def _by_call(project: dict[str, Any], program: Path, counts: list[tuple[int, int
     if [function for _, function in sites] != [call["function"] for call in written]:
         raise InternalError("the calls in the linked train_step are not those of the project")
     ends = [address for address, _ in sites]
-    executed = [0] * (len(sites) + 1)  # the last: what follows the last call
+    executed = [0] * (len(sites) + 1)  # the last entry: what follows the last call
     for address, count in counts:
         executed[bisect.bisect_left(ends, address)] += count
     return tuple(
@@ -132,5 +132,5 @@ def _sites(project: dict[str, Any], program: Path) -> list[tuple[int, str]]:
     """Each instruction of train_step that calls a function: its address, and which one."""
     command = [_tool(project, "objdump"), "-d", "--no-show-raw-insn", f"--disassemble={_STEP}", str(program)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = (_CALL.match(line) for line in listed.splitlines())
-    return [(int(match[1], 16), match[2]) for match in found if match is not None]
+    matches = (_CALL.match(line) for line in listed.splitlines())
+    return [(int(match[1], 16), match[2]) for match in matches if match is not None]

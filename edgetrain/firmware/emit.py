@@ -4,7 +4,7 @@ In:  a `Program`: a graph of a training step, its plan and arena, and, where the
      prediction. Out: the text of the two files, the kernels that they call, and the calls of the step.
 
     model.h     BATCH, the inputs, the optimizer's settings, train_step, predict, the table of tensors
-    model.c     what lasts (weights in RAM where they are trained, in flash where they are not), the arena with its map,
+    model.c     persistent tensors (weights in RAM if they are trained, in flash if not), the arena with its map,
                 shapes, then the step: one call an op, in the order of the plan
 
 Nothing is allocated and nothing recurses: every address is known when the program is built.
@@ -24,7 +24,7 @@ from edgetrain.ops.c import CSource, Scene, number
 from edgetrain.ops.update import Settings
 from edgetrain.plan.plan import Compute
 
-_SHAPE_TYPES = {"conv2d_shape", "pool2d_shape", "group_norm_shape"}  # a pool without a module would be named so
+_SHAPE_TYPES = {"conv2d_shape", "pool2d_shape", "group_norm_shape"}  # the names of shapes without a module
 _SGD = ("learning_rate", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
 
 
@@ -38,10 +38,10 @@ class Emitted:
 
 def emit(program: Program) -> Emitted:
     graph = program.step.graph
-    lasting = {graph.tensors[item.tensor].storage: item.c_name for item in program.lasting}
-    names = Names(graph, lasting)
+    persistent = {graph.tensors[item.tensor].storage: item.c_name for item in program.persistent}
+    names = Names(graph, persistent)
     scene = Scene(graph, names, program.batch, program.fresh)
-    scene.taken |= {item.c_name for item in program.lasting} | _SHAPE_TYPES
+    scene.taken |= {item.c_name for item in program.persistent} | _SHAPE_TYPES
     calls = CallWriter(scene)
     functions = [*_train_step(program.step, names, calls), ""]
     if program.predict is not None:
@@ -56,7 +56,7 @@ def _top(program: Program, sources: Iterable[CSource]) -> Iterator[str]:
     about, plan = program.step.graph.about, program.step.plan
     model, optimizer = comment(about.get("model", "a model")), comment(about.get("optimizer", program.kind))
     yield f"/* One training step of {model} on a batch of {program.batch}, updated by {optimizer}."
-    yield f" * Planned by {plan.planner}: {len(plan.order)} ops, {len(plan.recomputed)} of them computed again."
+    yield f" * Planned by {plan.planner}: {len(plan.order)} ops, {len(plan.recomputed)} of them recomputed."
     yield " *"
     yield " * Images are [B, H, W, C], filters [K, R, S, C]. A name d_x is the gradient of x. */"
     yield '#include "model.h"'
@@ -73,12 +73,12 @@ def _values(program: Program, scene: Scene) -> Iterator[str]:
     yield "/* The batch. */"
     yield from (f"{item.c_type} {item.c_name}[{scene.count(item.n_elements)}];" for item in program.inputs)
     yield ""
-    yield "/* What a step changes: in RAM. */"
+    yield "/* Changed by a step: in RAM. */"
     yield from (f"static {item.c_type} {item.c_name}[{item.n_elements}];" for item in program.trained)
-    frozen = [item for item in program.lasting if not item.changes]
+    frozen = [item for item in program.persistent if not item.changes]
     if frozen:
         yield ""
-        yield "/* What it does not change: in flash, where weights.S puts it. */"
+        yield "/* Frozen: in flash, where weights.S places them. */"
         for item in frozen:
             yield (
                 f"static const {item.c_type} *const {item.c_name} = "
@@ -86,22 +86,22 @@ def _values(program: Program, scene: Scene) -> Iterator[str]:
             )
     yield ""
     yield f"{program.update.file}_settings settings[{len(program.groups)}] = {{"
-    yield from (f"    {_settings(program.kind, given)}," for given in program.groups)
+    yield from (f"    {_settings(program.kind, group)}," for group in program.groups)
     yield "};"
     yield "uint32_t model_seed = 0;"
-    yield "uint32_t step_number = 0; /* of the step that runs: the first is 1 */"
+    yield "uint32_t step_number = 0; /* the current step; the first is 1 */"
     yield ""
 
 
-def _settings(kind: str, given: Settings) -> str:
+def _settings(kind: str, group: Settings) -> str:
     if kind == "sgd":
-        rates = [number(v) for v in (given.lr, given.momentum, given.dampening, given.weight_decay)]
-        flags = [str(int(given.nesterov)), str(int(given.maximize))]
+        rates = [number(v) for v in (group.lr, group.momentum, group.dampening, group.weight_decay)]
+        flags = [str(int(group.nesterov)), str(int(group.maximize))]
         return "{" + ", ".join(f".{key} = {v}" for key, v in zip(_SGD, rates + flags, strict=True)) + "}"
     fields = {
-        "learning_rate": repr(given.lr), "beta1": repr(given.beta1), "beta2": repr(given.beta2),
-        "eps": number(given.eps), "weight_decay": number(given.weight_decay),
-        "decoupled": str(int(given.decoupled)), "maximize": str(int(given.maximize)),
+        "learning_rate": repr(group.lr), "beta1": repr(group.beta1), "beta2": repr(group.beta2),
+        "eps": number(group.eps), "weight_decay": number(group.weight_decay),
+        "decoupled": str(int(group.decoupled)), "maximize": str(int(group.maximize)),
     }  # fmt: skip
     return "{" + ", ".join(f".{key} = {value}" for key, value in fields.items()) + "}"
 
@@ -110,7 +110,7 @@ def _arena(program: Program) -> Iterator[str]:
     functions = [("train_step", program.step)]
     functions += [("predict", program.predict)] if program.predict is not None else []
     height = max(function.arena.height_bytes for _, function in functions)
-    yield f"/* The arena: {height} bytes, of which train_step holds {program.step.arena.live_bytes} at its peak."
+    yield f"/* The arena: {height} bytes, of which {program.step.arena.live_bytes} are live at the peak of train_step."
     for name, function in functions:
         yield " *"
         yield f" * {name}:  offset     bytes   ops          tensor"
@@ -152,17 +152,17 @@ def _train_step(step: Function, names: Names, calls: CallWriter) -> Iterator[str
 
 
 def _predict(program: Program, predict: Function, calls: CallWriter) -> Iterator[str]:
-    by_name = {item.name: item.c_name for item in program.lasting}
-    lasting = {}
+    by_name = {item.name: item.c_name for item in program.persistent}
+    persistent = {}
     for t in predict.graph.sources:
         name = predict.graph.tensors[t].name
         if name not in by_name:
             raise UserError(
-                f"the prediction of this model reads {name}, which its training step does not know",
+                f"the prediction of this model reads {name}, which its training step does not have",
                 next_step="export the step alone, from Python: predict=False",
             )
-        lasting[predict.graph.tensors[t].storage] = by_name[name]
-    names = Names(predict.graph, lasting)
+        persistent[predict.graph.tensors[t].storage] = by_name[name]
+    names = Names(predict.graph, persistent)
     yield "const float *predict(void)"
     yield "{"
     yield from calls.lines(predict, names, training=False)

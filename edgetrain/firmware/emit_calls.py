@@ -23,7 +23,7 @@ from edgetrain.plan.plan import Compute, Free
 
 @dataclass(frozen=True)
 class Called:
-    """A call of train_step: the op that it is of, and the multiply-adds of that op (0 where it is no product)."""
+    """A call of train_step: its op, and the multiply-adds of that op (0 if it is no product)."""
 
     op: str
     kind: str
@@ -34,19 +34,19 @@ class Called:
 
 @dataclass
 class Names:
-    """C names: each tensor of the graph that lasts, and each storage that is there now."""
+    """C names: of each persistent storage, and of each live one."""
 
     graph: Graph
-    lasting: Mapping[int, str]  # by storage
-    now: dict[int, str] = field(default_factory=dict)
+    persistent: Mapping[int, str]  # by storage
+    live: dict[int, str] = field(default_factory=dict)
 
     def __call__(self, t: int) -> str:
         storage = self.graph.tensors[t].storage
-        return self.lasting[storage] if storage in self.lasting else self.now[storage]
+        return self.persistent[storage] if storage in self.persistent else self.live[storage]
 
 
 class CallWriter:
-    """Writes one function after the other. sources: the kernels that were called. called: the calls of train_step."""
+    """Writes one function after the other. sources: the kernels that are called. called: the calls of train_step."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -54,7 +54,7 @@ class CallWriter:
         self.called: list[Called] = []
 
     def lines(self, function: Function, names: Names, *, training: bool) -> Iterator[str]:
-        """training: train_step, whose debug build tells of gradients."""
+        """training: it is train_step, whose debug build reports gradients."""
         graph = function.graph
         self.scene.graph, self.scene.name = graph, names
         lives = {(life.storage, life.start): life for life in function.arena.lives}
@@ -64,11 +64,11 @@ class CallWriter:
         module, phase = None, ""
         for at, action in enumerate(function.plan.schedule):
             if isinstance(action, Free):
-                names.now.pop(action.storage)
+                names.live.pop(action.storage)
                 continue
             assert isinstance(action, Compute)
             op = graph.ops[action.op]
-            again = action.op in done
+            recomputed = action.op in done
             done.add(action.op)
             if op.view:
                 yield from self._shown(op, training)
@@ -76,31 +76,31 @@ class CallWriter:
             if (op.module, op.phase) != (module, phase):
                 module, phase = op.module, op.phase
                 yield ""
-                yield f"    /* {comment(op.module) or 'loss'}, {op.phase}{' again' if again else ''} */"
+                yield f"    /* {comment(op.module) or 'loss'}, {op.phase}{', recomputed' if recomputed else ''} */"
             for storage in graph.new_storages[action.op]:
                 life = lives[storage, at]
-                over = None if life.over is None else names.now[life.over]
-                c_name = names.now[storage] = take_free_name(labels[storage] + ("_again" if again else ""), seen)
+                over = None if life.over is None else names.live[life.over]
+                c_name = names.live[storage] = take_free_name(labels[storage] + ("_again" if recomputed else ""), seen)
                 yield f"    {_declaration(graph, storage, c_name, life.offset, over)}"
-            yield from self._calls(op, again, training)
+            yield from self._calls(op, recomputed, training)
             if action.into is not None:
-                names.now.pop(action.into)
+                names.live.pop(action.into)
             yield from self._shown(op, training)
-            if training and not again:
+            if training and not recomputed:
                 yield from self._sides(op)
 
-    def _calls(self, op: Op, again: bool, training: bool) -> Iterator[str]:
-        run = replay(op) if again else op
-        assert run is not None  # the validator has seen that it can run again
+    def _calls(self, op: Op, recomputed: bool, training: bool) -> Iterator[str]:
+        run = replay(op) if recomputed else op
+        assert run is not None  # the validator has checked it
         kernel = kernel_of(run)
         self.sources.add(kernel.source)
         for call in kernel.call(self.scene, run):
             if training:
-                self.called.append(_called(self.scene.graph, op, call, again))
+                self.called.append(_called(self.scene.graph, op, call, recomputed))
             yield from wrapped(f"    {call}")
 
     def _shown(self, op: Op, training: bool) -> Iterator[str]:
-        """A debug build tells of the gradients that the op makes."""
+        """A debug build reports the gradients that the op computes."""
         graph = self.scene.graph
         for p, g in graph.gradients.items() if training else ():
             if g in op.creates:
@@ -108,7 +108,7 @@ class CallWriter:
                 yield f'    show_tensor("{name}", {self.scene.name(g)}, {n_bytes});'
 
     def _sides(self, op: Op) -> Iterator[str]:
-        """And of the sides of its bends on which the op's results lie, or of the places that a max pool chose."""
+        """It reports, too, on which side of a clamp's bounds each result lies, or the argmax of a max pool."""
         if not has_bends(op):
             return
         n = self.scene.elements(op.creates[0])
@@ -119,10 +119,10 @@ class CallWriter:
             yield f"    show_sides({self.scene.name(op.creates[0])}, {n}, {low}, {high});"
 
 
-def _called(graph: Graph, op: Op, call: str, again: bool) -> Called:
-    done = work(graph, op)
-    products = done.flops // 2 if done.kind in PRODUCTS else 0
-    return Called(op.name + (" again" if again else ""), op.kind, op.module, call.partition("(")[0], products)
+def _called(graph: Graph, op: Op, call: str, recomputed: bool) -> Called:
+    cost = work(graph, op)
+    multiply_adds = cost.flops // 2 if cost.kind in PRODUCTS else 0
+    return Called(op.name + (" again" if recomputed else ""), op.kind, op.module, call.partition("(")[0], multiply_adds)
 
 
 def _declaration(graph: Graph, storage: int, name: str, offset: int, over: str | None) -> str:
@@ -135,7 +135,7 @@ def _declaration(graph: Graph, storage: int, name: str, offset: int, over: str |
 
 
 def storage_names(graph: Graph) -> dict[int, str]:
-    """A C name for each storage that does not last: that of its parameter's gradient, or of its first tensor."""
+    """A C name for each storage that is not persistent: after its parameter, or after its first tensor."""
     names: dict[int, str] = {}
     for tensor in graph.tensors:
         if graph.storages[tensor.storage].role not in PERSISTENT:
@@ -146,7 +146,7 @@ def storage_names(graph: Graph) -> dict[int, str]:
 
 
 def wrapped(line: str) -> list[str]:
-    """A line of C in lines of at most 120 characters, broken between arguments; the others stand further in."""
+    """A line of C in lines of at most 120 characters, broken between arguments and indented."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     lines = [""]
     for part in line.split(", "):
@@ -160,5 +160,5 @@ def wrapped(line: str) -> list[str]:
 
 
 def comment(text: str) -> str:
-    """A name, as a comment or a string of C can hold it."""
+    """A name without what could end a comment or a string of C."""
     return "".join(c if c.isalnum() or c in "._-[]" else "_" for c in text)

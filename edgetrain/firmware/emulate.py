@@ -1,9 +1,9 @@
 """Run a project: on this machine, or in the emulator of its board.
 
-In:  the folder of a project, batches, how many steps. Out: `Run`: losses, trained tensors, gradients of a debug build,
-     what the program itself measured of its memory, instructions where the emulator counts them.
+In:  the folder of a project, batches. Out: `Run`: losses, trained tensors, gradients of a debug build, the memory that
+     the program measured itself, instructions if the emulator counts them.
 
-A program that ends with another exit code than 0 is a `FirmwareFailed`, which carries the code.
+A program with a nonzero exit code raises `FirmwareFailed`, which has the code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CODES = {
     2: "a file cannot be opened, or is not for this model",
     3: "a batch ends before it is complete, or a result cannot be written",
     4: "a label is no class",
-    5: "an access that the board does not allow: a stray write, or the stack has overflowed",
+    5: "an access that the board does not allow: a stray write, or a stack overflow",
     6: "the stack was used to its end",
     7: "the flash does not keep what is written to it",
     9: "the power was cut in a trial",
@@ -48,7 +48,7 @@ _POLL_S = 0.05
 
 
 class FirmwareFailed(EdgetrainError):
-    """The program ended by itself, and not well. code: its exit code (negative: killed by that signal)."""
+    """The program failed. code: its exit code (negative: killed by that signal)."""
 
     def __init__(self, code: int, output: str) -> None:
         self.code, self.output = code, output
@@ -62,12 +62,12 @@ class Run:
     tensors:   everything that a step changes, after the last step, by name, in PyTorch's layout.
     gradients: of a debug build: for each step, by the name of the parameter.
     sides:     the same for the functions with bends, in the order in which the model calls them (`sides.py`).
-    results:   when predicting: one tensor a batch.
-    steps_before: done before this run, by one whose copy in flash it started from; losses, gradients: of the rest.
-    arena_used_bytes, stack_used_bytes: measured by paint in the program; the stack is 0 where that is not known.
-    resident_bytes: the most that was resident at once, as Linux counts it; None where an emulator runs the program.
-    instructions_by: of the whole run, by function, counted by the emulator of a microcontroller; empty elsewhere.
-    calls:     the same by call of the training step, without what is outside of it.
+    results:   when predicting: one array a batch.
+    steps_before: of the checkpoint in flash that it started from; losses and gradients are those of the steps after.
+    arena_used_bytes, stack_used_bytes: measured by the program; the stack is 0 if it is not known.
+    resident_bytes: the peak, as Linux counts it; None if an emulator ran the program.
+    instructions_by: by function, counted by the emulator of a microcontroller; else empty.
+    calls:     the same by call of the training step.
     """
 
     built: Built
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def instructions(self) -> int | None:
-        """All of them; two runs over the same batches have the same number. None where nothing counts them."""
+        """In total; the same for every run over the same batches. None if they were not counted."""
         return sum(self.instructions_by.values()) or None
 
     @property
     def instructions_per_step(self) -> float | None:
-        """Of the ops of a step, its mean over the run."""
+        """The mean over the run, of the ops of a step."""
         return sum(call.instructions for call in self.calls) / len(self.losses) if self.calls and self.losses else None
 
 
@@ -99,7 +99,7 @@ Progress = Callable[[int, float], None]
 
 
 class Batches(Protocol):
-    """A sequence of batches, or something that makes so many one after the other."""
+    """A sequence of batches, or an iterable of known length."""
 
     def __len__(self) -> int: ...
 
@@ -120,9 +120,9 @@ def run_firmware(
 ) -> Run:
     """Build the program and run it over the batches.
 
-    threads:  of a fast program; one for each core where it is not given.
-    flash: the file that is the board's flash, for a program that keeps copies in it: the run goes on from the newest
-    and passes over the batches of the steps that it has behind it. Without one the flash is new, and gone afterwards.
+    threads:  of a fast program; by default one for each core.
+    flash:    the file that is the board's flash, for a program with checkpoints: the run goes on from the newest one
+              and skips the batches of the steps before it. None: a new flash, deleted afterwards.
     progress: called with each step's number and loss while the program runs.
     time_limit_s: for building, writing the batches and running together.
     """
@@ -187,12 +187,12 @@ def _on_time(limit_s: float) -> Iterator[None]:
 
 
 def _require_room(project: dict[str, Any], count: int, variant: Variant, predict: bool) -> None:
-    """All batches lie in one file; what a debug build tells of each step lies in another, and is read whole. A program
-    for this machine takes the memory of its own step."""
+    """Batches take disk space, and so does what a debug build reports, which is read into memory as a whole. A program
+    for this machine also takes the memory of its step."""
     sizes = {described["name"]: math.prod(described["shape"]) for described in project["tensors"]}
-    tells = variant not in SILENT and not predict
+    reports = variant not in SILENT and not predict
     each = sum(4 * sizes.get(name, 0) for name in project["gradients"])
-    reported_bytes = count * (each + sum(math.prod(d["shape"]) for d in project["sides"])) if tells else 0
+    reported_bytes = count * (each + sum(math.prod(d["shape"]) for d in project["sides"])) if reports else 0
     written = (
         count * sum(np.dtype(d["dtype"]).itemsize * math.prod(d["shape"]) for d in project["inputs"]) + reported_bytes
     )
@@ -212,7 +212,7 @@ def _require_room(project: dict[str, Any], count: int, variant: Variant, predict
 def write_batches(
     file: Path, project: dict[str, Any], batches: Batches, *, predict: bool = False, deadline: float = math.inf
 ) -> None:
-    """The file that main.c reads, written as the batches come. deadline: of `time.monotonic`."""
+    """Write the file that main.c reads. deadline: of `time.monotonic`."""
     with file.open("wb") as out:
         count = 0
         for batch in batches:
@@ -229,11 +229,11 @@ def write_batches(
 
 
 def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tensor]) -> bytes:
-    """A batch as the program reads it. number: of the batch, for what is said of a wrong one."""
+    """A batch as the program reads it. number: of the batch, for messages."""
     inputs = project["inputs"]
     if len(batch) <= max(described["position"] for described in inputs):
         raise UserError(f"batch {number} has {len(batch)} tensors", expected=str(len(inputs)))
-    found = b""
+    content = b""
     for described in inputs:
         value = batch[described["position"]]
         if list(value.shape) != described["shape"]:
@@ -241,12 +241,12 @@ def batch_bytes(project: dict[str, Any], number: int, batch: Sequence[torch.Tens
                 f"batch {number} does not fit the firmware", expected=f"{described['name']}: {described['shape']}",
                 received=str(list(value.shape)),
             )  # fmt: skip
-        found += to_memory(value, described["dtype"])
-    return found
+        content += to_memory(value, described["dtype"])
+    return content
 
 
 def command(project: dict[str, Any], program: Path) -> list[str]:
-    """What runs the program in the present folder, in its emulator if it needs one."""
+    """The command that runs the program in the working directory, in its emulator if it needs one."""
     emulator = list(project["emulator"])
     if not emulator:
         return [str(program)]
@@ -254,7 +254,7 @@ def command(project: dict[str, Any], program: Path) -> list[str]:
     if not project["is_board"]:
         return [*emulator, str(program)]
     console = ["-display", "none", "-monitor", "none", "-serial", "none"]
-    clock = ["-icount", "shift=0"]  # an instruction is a nanosecond of the board's time, whatever it takes here
+    clock = ["-icount", "shift=0"]  # an instruction is a nanosecond of the board's time
     files = ["-semihosting-config", "enable=on,target=native"]
     return [*emulator, *console, *clock, *files, "-kernel", str(program)]
 
@@ -322,7 +322,7 @@ def _resident_bytes(file: Path) -> int | None:
 
 
 class _Tensors:
-    """The tensors of a file, one after the other."""
+    """The tensors of a file, in their order."""
 
     def __init__(self, file: Path) -> None:
         self._data, self._at = file.read_bytes(), 0
@@ -339,14 +339,14 @@ class _Tensors:
 def _shown(project: dict[str, Any], shown: _Tensors, steps: int) -> Iterator[Mapping[str, torch.Tensor]]:
     shapes = {tensor["name"]: tensor["shape"] for tensor in project["tensors"]}
     for _ in range(steps):
-        found = {}
+        gradients = {}
         for name in project["gradients"]:
             shown.skip(4)  # the number of its bytes
-            found[name] = shown.next(shapes[name], "float32")
-        yield found
+            gradients[name] = shown.next(shapes[name], "float32")
+        yield gradients
 
 
 def _sides(project: dict[str, Any], sides: _Tensors, steps: int) -> Iterator[Sequence[torch.Tensor]]:
     for _ in range(steps):
-        found = {place["call"]: sides.next(place["shape"], "uint8") for place in project["sides"]}
-        yield [found[call] for call in sorted(found)]
+        by_call = {entry["call"]: sides.next(entry["shape"], "uint8") for entry in project["sides"]}
+        yield [by_call[call] for call in sorted(by_call)]

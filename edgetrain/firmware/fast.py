@@ -1,9 +1,9 @@
-"""The vectorised program of Linux boards: which files it is built from, and how.
+"""The vectorised program of Linux boards: its files and its rules in the Makefile.
 
-In:  the kernels that a model calls. Out: files of `kernels/fast`, and what the Makefile says of them.
+In:  the kernels that a model calls. Out: files of `kernels/fast`, and rules.
 
-`model.c` is the same for both programs and calls the same functions. The scalar program takes all of them from
-`kernels/`; the fast one takes those from `kernels/fast/` that are there, and builds the rest for vectors as it is.
+`model.c` is the same for both programs. The scalar program takes all functions from `kernels/`; the fast one takes from
+`kernels/fast/` what exists there, and compiles the rest of `kernels/` for vectors.
 
     firmware         kernels/conv2d.c        kernels/sigmoid.c    the same bits on every core
     firmware_fast    kernels/fast/conv2d.c   kernels/sigmoid.c    vectors and threads, other roundings
@@ -18,7 +18,7 @@ from edgetrain.firmware.kernels import files_of, has_fast
 from edgetrain.firmware.target import Target
 from edgetrain.ops.c import CSource
 
-# A sum in vectors is another order of additions, and may fuse. Nothing else is given up: infinities and NaN stay.
+# Vectorised sums have another order, and may fuse products; infinities and NaN stay.
 ARITHMETIC = "-O3 -ftree-vectorize -ffp-contract=fast -fno-trapping-math"
 SANITIZERS = "-DDEBUG_TENSORS -fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -34,7 +34,7 @@ def _files(kernels: Sequence[CSource]) -> dict[str, Path]:
 
 
 def fast_objects(kernels: Sequence[CSource]) -> list[str]:
-    """The kernels that the fast program is linked from, without endings."""
+    """The kernels of the fast program, without endings."""
     names = {
         "kernels/fast": _files(kernels),
         "kernels": files_of([kernel for kernel in kernels if not has_fast(kernel)]),
@@ -43,11 +43,11 @@ def fast_objects(kernels: Sequence[CSource]) -> list[str]:
 
 
 def fast_rules(target: Target, kernels: Sequence[CSource], others: Sequence[str]) -> str:
-    """The part of a Makefile that builds the fast program. others: what it is linked from beside kernels."""
+    """The part of a Makefile that builds the fast program. others: its objects besides kernels."""
     if target.is_board:
         return ""
     return f"""
-# The same model on all cores, in vectors. VECTORS=-march=native builds it for this machine alone.
+# The same model, vectorised, on all cores. VECTORS=-march=native builds it for this machine alone.
 VECTORS := {" ".join(target.firmware.fast_flags)}
 FAST := {" ".join([*others, *fast_objects(kernels)])}
 PROGRAMS := build/firmware_fast build/firmware_fast_debug build/firmware_fast_sanitize build/firmware_fast_races
@@ -60,6 +60,6 @@ build/firmware_fast build/firmware_fast_debug: LINK := {target.link or "-static 
 build/firmware_fast_debug: CFLAGS += -DDEBUG_TENSORS
 build/firmware_fast_sanitize: CFLAGS += {SANITIZERS}
 build/firmware_fast_races: CFLAGS += -DDEBUG_TENSORS -g -fsanitize=thread
-$(foreach made,$(PROGRAMS),$(eval $(call program,$(made),$(FAST))))
+$(foreach variant,$(PROGRAMS),$(eval $(call program,$(variant),$(FAST))))
 .PHONY: fast
 """

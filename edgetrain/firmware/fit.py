@@ -1,13 +1,13 @@
-"""A plan for the memory of a target; and where there is none, what would help, each with its number.
+"""A plan for the memory of a target; or, if none fits, the changes that would help, each with its number.
 
-In:  a lowered graph, a target. Out: a plan whose arena fits, recomputing where it must; or `Infeasible`.
+In:  a lowered graph, a target. Out: a plan whose arena fits, with recomputation if needed; or `Infeasible`.
 
-    RAM of a step     what lasts and changes (weights, state, the batch) + the arena;  weights that are frozen: flash
+    RAM of a step     persistent tensors (trained weights, state, the batch) + the arena;  frozen weights: flash
     levers            a batch of one sample │ recomputing │ an optimizer without state │ the last layer alone
-    flash             code + first values + two copies of what changes;  levers: no copies │ no state │ the last layer
+    flash             code + initial values + two checkpoints;  levers: no checkpoints │ no state │ the last layer
 
-A lever's number is the RAM of the step with that change alone, predicted from the graph as a plan's peak is; or the
-flash of the program, with an allowance for its code.
+A lever's number is the predicted RAM of the step with that change alone, or the flash of the program, with an allowance
+for its code.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from edgetrain.plan.refusal import lasting, least_bytes, smallest_by
 from edgetrain.plan.registry import named
 from edgetrain.plan.time_left import TimeLeft
 
-# Allowed for code, startup and the C library; the linker judges what there is.
+# Allowance for code, startup and the C library; the linker has the last word.
 CODE_BYTES = 32 * 1024
-_TRIES = 4  # plans that are tried until the layout of one fits
+_TRIES = 4  # plans, until the layout of one fits
 
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """A change of the step, and the RAM that it would take then."""
+    """A change of the step, and its RAM with it."""
 
     what: str
     ram_bytes: int
@@ -50,7 +50,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class FlashLever:
-    """A change of the program, and the flash that it would take then."""
+    """A change of the program, and its flash with it."""
 
     what: str
     flash_bytes: int
@@ -67,31 +67,31 @@ def plan_for(
     time_limit_s: float = 10.0,
     left_s: float | None = None,
 ) -> Plan:
-    """The plan of least time whose RAM the target has.
+    """The fastest plan that fits the RAM of the target.
 
-    memory_bytes: RAM that the step may take, without stack and variables, where that is less than the target has.
-    arena_bytes: what else the program uses the arena for, such as its prediction. limits: of time and energy.
-    time_limit_s: for all that is tried; left_s: what other plans have left of it.
+    memory_bytes: budget of the step, without stack and variables; by default what the target has.
+    arena_bytes:  of the arena for other functions, such as the prediction. limits: of time and energy.
+    time_limit_s: for all tries; left_s: what other plans have left of it.
     """
     time_left = TimeLeft(time_limit_s if left_s is None else min(left_s, time_limit_s))
     under = partial(_within, graph, target, limits or Budget(), planner, time_limit_s, time_left)
-    room, most = arena_room(graph, target, memory_bytes), _room_of(graph, target)
-    most = most if room is None else min(room, most)
-    persistent, left = persistent_bytes(graph), most
-    for _ in range(_TRIES if arena_bytes <= most else 0):
+    room, limit = arena_room(graph, target, memory_bytes), _room_of(graph, target)
+    limit = limit if room is None else min(room, limit)
+    persistent, left = persistent_bytes(graph), limit
+    for _ in range(_TRIES if arena_bytes <= limit else 0):
         try:
-            made = under(persistent + max(left, WORD_BYTES))
+            plan = under(persistent + max(left, WORD_BYTES))
         except Infeasible as answer:
-            if answer.least_time_s is not None:  # memory is not what stands in the way
+            if answer.least_time_s is not None:  # it is not for lack of memory
                 raise
             break
-        gap = arena_of(graph, made).height_bytes - most
+        gap = arena_of(graph, plan).height_bytes - limit
         if gap <= 0:
-            return made
-        left -= gap  # the layout has gaps: what lies in it must be so much less
+            return plan
+        left -= gap  # the layout has gaps
     smallest = _smallest(under)
     height = max(arena_of(graph, smallest).height_bytes, arena_bytes)
-    if height <= most:
+    if height <= limit:
         return smallest
     raise infeasible(graph, target, lasting_bytes(graph) + height, memory_bytes, recomputes=named(planner).recompute)
 
@@ -114,7 +114,7 @@ def _within(
 
 
 def _smallest(under: Callable[[int | None], Plan]) -> Plan:
-    """A plan of as few bytes as were found to work."""
+    """A plan for the smallest budget that is known to work."""
     try:
         return under(1)
     except Infeasible as answer:
@@ -122,7 +122,7 @@ def _smallest(under: Callable[[int | None], Plan]) -> Plan:
 
 
 def arena_room(graph: Graph, target: Target, memory_bytes: int | None = None) -> int | None:
-    """The largest arena that lies within one memory beside all that lasts; below 0 where not even that fits. None where
+    """The largest arena within one memory besides all persistent tensors; negative if not even these fit. None if
     nothing bounds it."""
     bounds = [] if memory_bytes is None else [memory_bytes - lasting_bytes(graph)]
     if target.is_board:
@@ -131,16 +131,16 @@ def arena_room(graph: Graph, target: Target, memory_bytes: int | None = None) ->
 
 
 def _room_of(graph: Graph, target: Target) -> int:
-    """By the memory of the target alone. Linux maps all that it has as one."""
+    """By the memory of the target alone. On Linux it is one region."""
     need = lasting_bytes(graph) + own_bytes(target)
     if not target.is_board:
         return target.device.memory.ram_bytes - need
-    found = [-1]
+    rooms = [-1]
     for rest in target.ram:
         if need <= rest.n_bytes:
             others = [memory.n_bytes for memory in target.ram if memory != rest]
-            found.append(max(rest.n_bytes - need, *others, 0) if others else rest.n_bytes - need)
-    return max(found)
+            rooms.append(max(rest.n_bytes - need, *others, 0) if others else rest.n_bytes - need)
+    return max(rooms)
 
 
 def own_bytes(target: Target) -> int:
@@ -148,7 +148,7 @@ def own_bytes(target: Target) -> int:
 
 
 def frozen_bytes(graph: Graph) -> int:
-    """Of what lies in flash."""
+    """Of frozen tensors, which lie in flash."""
     return sum(graph.storages[n].n_bytes for n in _frozen(graph))
 
 
@@ -159,41 +159,41 @@ def _frozen(graph: Graph) -> list[int]:
 
 
 def lasting_bytes(graph: Graph) -> int:
-    """What lasts in RAM: trained weights, state, the batch."""
+    """Persistent RAM: trained weights, state, the batch."""
     return sum(s.n_bytes for s in graph.storages if s.role in PERSISTENT) - frozen_bytes(graph)
 
 
 def ram_bytes(graph: Graph) -> int:
-    """The RAM of the step when nothing is computed twice."""
+    """The RAM of the step without recomputation."""
     return keep_all(graph, updates="final").peak_bytes - frozen_bytes(graph)
 
 
-def _weighed(n_bytes: int, most: int) -> str:
-    return f"{n_bytes} bytes" + (", still too many" if n_bytes > most else "")
+def _judged(n_bytes: int, limit: int) -> str:
+    return f"{n_bytes} bytes" + (", still too many" if n_bytes > limit else "")
 
 
 def infeasible(
     graph: Graph, target: Target, step_bytes: int, memory_bytes: int | None, *, recomputes: bool = False
 ) -> Infeasible:
-    """step_bytes: of RAM, without the stack and the program's own variables, which count where the board's memory is
-    the limit. recomputes: that is with all that recomputing helps."""
-    changing = lasting_bytes(graph)
-    asked = memory_bytes is not None and memory_bytes - changing <= _room_of(graph, target)
-    own = 0 if asked else own_bytes(target)
+    """step_bytes: of RAM, without stack and variables, which count only against the board's own memory. recomputes:
+    that is the least that recomputing reaches."""
+    persistent = lasting_bytes(graph)
+    by_budget = memory_bytes is not None and memory_bytes - persistent <= _room_of(graph, target)
+    own = 0 if by_budget else own_bytes(target)
     roles = graph.bytes_by_role()
     has = ", ".join(f"{memory.n_bytes} ({memory.name})" for memory in target.ram)
-    limit, most = f"{target.device.name} has {has}", sum(memory.n_bytes for memory in target.ram)
-    if asked and memory_bytes is not None:
-        limit, most = f"{memory_bytes} bytes were asked for", memory_bytes
-    found = levers(graph, target, recompute=not recomputes)
-    tried = "\n".join(f"    {lever.what}: {_weighed(lever.ram_bytes + own, most)}" for lever in found)
-    how = ", recomputing as much as can be" if recomputes else ""
+    limit, limit_bytes = f"{target.device.name} has {has}", sum(memory.n_bytes for memory in target.ram)
+    if by_budget and memory_bytes is not None:
+        limit, limit_bytes = f"the budget is {memory_bytes} bytes", memory_bytes
+    options = levers(graph, target, recompute=not recomputes)
+    tried = "\n".join(f"    {lever.what}: {_judged(lever.ram_bytes + own, limit_bytes)}" for lever in options)
+    how = ", recomputing as much as possible" if recomputes else ""
     state, batch = show_bytes(roles["state"]), show_bytes(roles["input"])
-    beside = f", {own} bytes of stack and variables" if own else ""
+    stack = f", {own} bytes of stack and variables" if own else ""
     return Infeasible(
         f"this step takes {step_bytes + own} bytes of RAM{how}; {limit}\n"
-        f"  what stands in the way: {changing} bytes that last ({state} of them optimizer state, {batch} the batch), "
-        f"{step_bytes - changing} bytes of arena{beside}\n"
+        f"  it needs: {persistent} bytes of persistent tensors ({state} of them optimizer state, {batch} the batch), "
+        f"{step_bytes - persistent} bytes of arena{stack}\n"
         f"  what would help, each by itself:\n{tried}",
         smallest_bytes=step_bytes + own,
         bound_bytes=least_bytes(problem(graph, firmware_costs(graph, target), "final")) - frozen_bytes(graph) + own,
@@ -205,7 +205,7 @@ def infeasible(
 
 
 def levers(graph: Graph, target: Target, *, recompute: bool = True) -> list[Lever]:
-    """Least RAM first. recompute: it is one of them."""
+    """Smallest RAM first. recompute: with recomputation."""
     return sorted(_levers(graph, target, recompute), key=lambda lever: lever.ram_bytes)
 
 
@@ -217,7 +217,7 @@ def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
     if recompute:
         _, peak = smallest_by(problem(graph, firmware_costs(graph, target), "final"), FAST.find)
         if peak - frozen_bytes(graph) < now:
-            yield Lever("recomputing as much as can be", peak - frozen_bytes(graph))
+            yield Lever("recomputing as much as possible", peak - frozen_bytes(graph))
     state = graph.bytes_by_role()["state"]
     if state:
         yield Lever("SGD without momentum", now - state)
@@ -228,16 +228,16 @@ def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
 
 
 def with_one_sample(graph: Graph) -> Graph:
-    """The step with a batch of one, for its bytes alone: tensors that have one row a sample get one row."""
+    """The step with a batch of one, for its bytes alone: tensors with a row for each sample get one row."""
     batch = graph.tensors[graph.inputs[0]].shape[0]
-    lasts = {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT and s.role != "input"}
-    lasts |= {graph.tensors[g].storage for g in graph.gradients.values()}
+    fixed = {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT and s.role != "input"}
+    fixed |= {graph.tensors[g].storage for g in graph.gradients.values()}
     tensors = list(graph.tensors)
     n_bytes: dict[int, int] = {}
     for number, tensor in enumerate(tensors):
-        # A vector as long as the batch may be one number a channel; the batch's own are one a sample.
-        a_row_each = tensor.n_elements > batch or graph.storages[tensor.storage].role == "input"
-        if tensor.shape[:1] == (batch,) and tensor.storage not in lasts and a_row_each:
+        # A vector as long as the batch may have a number for each channel; an input has one for each sample.
+        has_rows = tensor.n_elements > batch or graph.storages[tensor.storage].role == "input"
+        if tensor.shape[:1] == (batch,) and tensor.storage not in fixed and has_rows:
             tensors[number] = small = replace(tensor, shape=(1, *tensor.shape[1:]))
             n_bytes[tensor.storage] = -(-small.n_bytes // WORD_BYTES) * WORD_BYTES
     storages = (replace(s, n_bytes=n_bytes.get(n, s.n_bytes)) for n, s in enumerate(graph.storages))
@@ -245,22 +245,22 @@ def with_one_sample(graph: Graph) -> Graph:
 
 
 def last_layer(graph: Graph) -> set[int]:
-    """The parameters of the module whose gradients come first: the one next to the loss."""
-    maker = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
-    first = min(graph.gradients, key=lambda p: maker[graph.gradients[p]])
+    """The parameters of the module next to the loss, whose gradients come first."""
+    creator = {t: number for number, op in enumerate(graph.ops) for t in op.creates}
+    first = min(graph.gradients, key=lambda p: creator[graph.gradients[p]])
     module = graph.tensors[first].name.rpartition(".")[0]
     return {p for p in graph.gradients if graph.tensors[p].name.rpartition(".")[0] == module}
 
 
 def training_only(graph: Graph, parameters: set[int]) -> Graph:
-    """The step that trains these parameters, and leaves the others as they are: their gradients are not computed."""
+    """The step that trains these parameters alone: no other gradients are computed."""
 
-    def wanted(op: Op) -> bool:
+    def is_needed(op: Op) -> bool:
         first = op.args[0] if op.args else None
         return op.phase != "update" or (isinstance(first, Ref) and first.tensor in parameters)
 
     builder = Builder(graph)
-    builder.ops = [op for op in graph.ops if wanted(op)]
+    builder.ops = [op for op in graph.ops if is_needed(op)]
     builder.gradients = {p: g for p, g in graph.gradients.items() if p in parameters}
     remove_dead_ops(builder)
     read = {graph.tensors[t].storage for op in builder.ops for t in op.reads}
@@ -276,27 +276,27 @@ def training_only(graph: Graph, parameters: set[int]) -> Graph:
 def require_flash(
     graph: Graph, target: Target, *, weights_bytes: int, copy_bytes: int | None, state_bytes: int = 0
 ) -> None:
-    """Infeasible where a program does not fit the flash of its board.
+    """Infeasible if a program does not fit the flash of its board.
 
-    weights_bytes: of first values, state_bytes of them of the optimizer's state. copy_bytes: what a copy in flash
-    holds; None where none are kept.
+    weights_bytes: of initial values, state_bytes of them of the optimizer's state. copy_bytes: of a checkpoint; None if
+    there are none.
     """
     flash = target.flash
     if flash is None:
         return
-    kept = _two_copies(target, copy_bytes)
+    kept = _two_checkpoints(target, copy_bytes)
     need, paged = CODE_BYTES + weights_bytes + kept, paged_bytes(target)
     if need <= flash.n_bytes and kept <= paged:
         return
-    copies = f", {kept} of two copies of what changes" if kept else ""
-    pages = f"; copies can take the last {paged} of them" if kept > paged else ""
-    found = flash_levers(graph, target, weights_bytes=weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
-    tried = "".join(f"\n    {lever.what}: {lever.flash_bytes} bytes" for lever in found if lever.flash_bytes < need)
+    checkpoints = f", {kept} of two checkpoints" if kept else ""
+    pages = f"; checkpoints can use the last {paged} of them" if kept > paged else ""
+    options = flash_levers(graph, target, weights_bytes=weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
+    tried = "".join(f"\n    {lever.what}: {lever.flash_bytes} bytes" for lever in options if lever.flash_bytes < need)
     raise Infeasible(
         f"this program takes {need} bytes of flash; {target.device.name} has {flash.n_bytes}{pages}\n"
-        f"  what stands in the way: {weights_bytes} bytes of first values{copies}, {CODE_BYTES} allowed for code"
+        f"  it needs: {weights_bytes} bytes of initial values{checkpoints}, {CODE_BYTES} allowed for code"
         + (f"\n  what would help, each by itself:{tried}" if tried else "")
-        + "\n  next step: a narrower model (--width) has fewer weights; one that is frozen takes as much of flash",
+        + "\n  next step: use a narrower model (--width); frozen weights take as much flash as trained ones",
         smallest_bytes=need, bound_bytes=CODE_BYTES + weights_bytes,
     )  # fmt: skip
 
@@ -304,9 +304,9 @@ def require_flash(
 def flash_levers(
     graph: Graph, target: Target, *, weights_bytes: int, copy_bytes: int | None, state_bytes: int = 0
 ) -> list[FlashLever]:
-    """Least flash first."""
-    found = _flash_levers(graph, target, weights_bytes, copy_bytes, state_bytes)
-    return sorted(found, key=lambda lever: lever.flash_bytes)
+    """Smallest flash first."""
+    options = _flash_levers(graph, target, weights_bytes, copy_bytes, state_bytes)
+    return sorted(options, key=lambda lever: lever.flash_bytes)
 
 
 def _flash_levers(
@@ -315,21 +315,21 @@ def _flash_levers(
     now = CODE_BYTES + weights_bytes
     state = graph.bytes_by_role()["state"]
     if state and (copy_bytes is not None or state_bytes):
-        copies = _two_copies(target, None if copy_bytes is None else copy_bytes - state)
-        yield FlashLever("SGD without momentum", now - state_bytes + copies)
+        checkpoints_bytes = _two_checkpoints(target, None if copy_bytes is None else copy_bytes - state)
+        yield FlashLever("SGD without momentum", now - state_bytes + checkpoints_bytes)
     if copy_bytes is None:
         return
-    yield FlashLever("no copies in flash", now)
+    yield FlashLever("no checkpoints in flash", now)
     last = last_layer(graph)
     if len(last) < len(graph.gradients):
         names = sorted({graph.tensors[p].name.rpartition(".")[0] for p in last})
-        less = _changing_bytes(graph) - _changing_bytes(training_only(graph, last))
-        yield FlashLever(f"training {', '.join(names)} alone", now + _two_copies(target, copy_bytes - less))
+        less = _trained_bytes(graph) - _trained_bytes(training_only(graph, last))
+        yield FlashLever(f"training {', '.join(names)} alone", now + _two_checkpoints(target, copy_bytes - less))
 
 
-def _changing_bytes(graph: Graph) -> int:
+def _trained_bytes(graph: Graph) -> int:
     return lasting_bytes(graph) - graph.bytes_by_role()["input"]
 
 
-def _two_copies(target: Target, copy_bytes: int | None) -> int:
+def _two_checkpoints(target: Target, copy_bytes: int | None) -> int:
     return 0 if copy_bytes is None else keep(target, copy_bytes).n_bytes

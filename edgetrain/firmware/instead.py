@@ -1,6 +1,6 @@
-"""What a model can use in place of a layer that firmware has no kernel for, in the words of torch.nn.
+"""Replacements for layers that firmware has no kernel for, as layers of torch.nn.
 
-In:  the kind of an op that was refused, and the class of its module where that is known. Out: what to do.
+In:  the kind of an op that was refused, and the class of its module if known. Out: the next step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ LAYERS = (
     "Flatten, sums and concatenations, cross-entropy, mean squared error"
 )
 _BEND = "ReLU or Hardtanh"
-# By the word that begins the op's name: the layer, and what to use.
+# By the first word of the op's name: the layer, and its replacement.
 _INSTEAD = {
     "hardswish": ("Hardswish", _BEND), "silu": ("SiLU", _BEND), "gelu": ("GELU", _BEND), "mish": ("Mish", _BEND),
     "elu": ("ELU", _BEND), "celu": ("CELU", _BEND), "selu": ("SELU", _BEND), "leaky_relu": ("LeakyReLU", _BEND),
@@ -34,8 +34,10 @@ def instead(kind: str, layer: str = "") -> str:
     """kind: as "aten.hardswish.default". layer: the class of the module, "Hardswish"."""
     name = kind.split(".")[1] if "." in kind else kind
     words = name.rstrip("_")
-    match = next((found for key, found in _INSTEAD.items() if words == key or words.startswith(f"{key}_")), None)
+    match = next((entry for key, entry in _INSTEAD.items() if words == key or words.startswith(f"{key}_")), None)
     if match is None:
-        return f"use another layer in place of {layer or f'what computes {words}'}; docs/firmware.md lists those it has"
-    named, use = match
-    return f"use {use} in place of {layer or named}"
+        return (
+            f"use another layer in place of {layer or f'what computes {words}'}; docs/firmware.md lists those that work"
+        )
+    named, replacement = match
+    return f"use {replacement} in place of {layer or named}"

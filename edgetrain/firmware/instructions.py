@@ -1,4 +1,4 @@
-"""How many instructions each op of a step takes on a microcontroller, and so how long the step takes there.
+"""Instructions of each op on a microcontroller, and from these the time of a step.
 
 In:  a lowered graph, a target. Out: `Costs` whose origin is "modelled": instructions ÷ the clock of the device.
 
@@ -6,12 +6,11 @@ In:  a lowered graph, a target. Out: `Costs` whose origin is "modelled": instruc
     time of an op          =  instructions ÷ frequency, one instruction a cycle            for each core and kind of op
 
 The coefficients stand in instructions.json, which `benchmarks/firmware_instructions.py` writes: nets with random shapes
-run in the emulator, its plugin counts the instructions of each call, and coefficients that are not negative are fitted
-to these counts. The counts are exact; what is modelled is a shape that was not counted, within the error that the file
-states for each core. That a cycle runs one instruction is taken for granted: loads that wait for memory take longer,
-and a core that starts two instructions at once takes less.
+run in the emulator, its plugin counts the instructions of each call, and non-negative coefficients are fitted to these
+counts. The counts are exact; shapes that were not counted are modelled, within the error that the file states for each
+core. One instruction a cycle is an assumption: loads that wait for memory take longer, dual issue takes less.
 
-Programs for Linux run in vectors on all cores, and no emulator counts them: their times are those of the device's own
+Programs for Linux are vectorised and use all cores, and no emulator counts them: their times follow from the device's
 rates (`costs/model.py`).
 """
 
@@ -35,13 +34,13 @@ from edgetrain.ops.entry import entry_of
 
 FILE = Path(__file__).with_name("instructions.json")
 SCHEMA = 1
-# A Cortex-M takes between 0.7 and 1.6 cycles for an instruction of such code: what cannot be known without the board.
+# A Cortex-M takes between 0.7 and 1.6 cycles an instruction of such code; only the board can tell.
 CYCLES_PLUS_MINUS = 0.4
 
 
 @dataclass(frozen=True)
 class Core:
-    """Of one core. coefficients: of each kind of op. plus_minus: how far off a step was that the fit had not seen."""
+    """coefficients: of each kind of op. plus_minus: the error for steps that were not in the fit."""
 
     name: str
     coefficients: Mapping[str, tuple[float, ...]]
@@ -50,7 +49,7 @@ class Core:
 
 @cache
 def cores() -> Mapping[str, Core]:
-    """By the name that the compiler knows them by: cortex-m4, cortex-m7, …"""
+    """By the compiler's name: cortex-m4, cortex-m7, …"""
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     if data["edgetrain instruction model"] != SCHEMA:
         raise InternalError(f"{FILE} has schema {data['edgetrain instruction model']!r}")
@@ -61,7 +60,7 @@ def cores() -> Mapping[str, Core]:
 
 
 def core_of(target: Target) -> Core | None:
-    """The core that the target's programs are built for; None where its instructions were never counted."""
+    """The core that the target's programs are built for; None if its instructions were never counted."""
     name = next((flag.removeprefix("-mcpu=") for flag in target.firmware.flags if flag.startswith("-mcpu=")), "")
     return cores().get(name.partition("+")[0]) if target.is_board else None
 
@@ -77,7 +76,7 @@ def instructions_of(graph: Graph, op: Op, core: Core) -> float | None:
 
 
 def firmware_costs(graph: Graph, target: Target) -> Costs:
-    """What the ops of a lowered graph take on the target."""
+    """Costs of a lowered graph on the target."""
     roofline = model_costs(graph, target.device)
     core, processor = core_of(target), target.device.processor
     if core is None or processor.frequency_hz is None:

@@ -1,17 +1,17 @@
-"""Are the firmware's numbers right? Every gradient and every tensor, held against PyTorch in float64.
+"""Compare every gradient and every tensor of the firmware with PyTorch in float64.
 
 In:  a project, the model, loss and optimizer that it was exported from (as they were then), batches.
 Out: `Row`s: the error of each tensor in the firmware, and the error of PyTorch's own float32.
 
     error         the largest |firmware - float64| of a tensor
-    torch_error   the largest |PyTorch float32 - float64| of it, over several runs that are equally right
-    allowed       FACTOR × torch_error, and never less than the spacing of floats there
+    torch_error   the largest |PyTorch float32 - float64| of it, over several equally valid runs
+    allowed       FACTOR × torch_error, at least the spacing of floats there
 
-One run of PyTorch is one draw of a random error, and may be lucky: so there are several, with the same sums in another
-order. And rounding decides on which side of a ReLU's bend an activation lies that is next to it: so each float64 run
-takes the sides of the run that it is held against; a debug build tells its own. `references.py` has both.
+One float32 run is one sample of a random error: so there are several, with the same sums in another order. And
+rounding decides on which side of a ReLU's bend an activation next to it lies: so each float64 run takes the sides of
+the run that it is compared with; a debug build reports its own. Both are in `references.py`.
 
-Dropout draws its masks otherwise than PyTorch does: a model that has it is compared by its parts, not here.
+Dropout draws other masks than PyTorch: a model that has it cannot be compared here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EPS = torch.finfo(torch.float32).eps
 
 
 class WrongNumbers(EdgetrainError):
-    """Some tensor of the firmware is further from float64 than it may be."""
+    """Tensors of the firmware are further from float64 than allowed."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = tuple(rows)
@@ -42,7 +42,7 @@ class WrongNumbers(EdgetrainError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """what: "gradient" or "tensor". step: counted from 1. scale: the largest number of the tensor."""
+    """what: "gradient" or "tensor". step: counted from 1. scale: the largest magnitude in the tensor."""
 
     what: str
     name: str
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The error in PyTorch's own errors; at most FACTOR where it is right. 0 where it is no more than spacing."""
+        """The error as a multiple of PyTorch's; at most FACTOR if it is right."""
         return FACTOR * self.error / self.allowed if self.allowed else (0.0 if self.error == 0.0 else float("inf"))
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ def compare(
 ) -> tuple[Run, list[Row]]:
     """Run the firmware and PyTorch over the batches: every gradient of every step, every tensor after the last.
 
-    Model and optimizer stay as they are.
+    Model and optimizer are not changed.
     """
     run = run_firmware(folder, batches, variant=variant, compiler=compiler)
     references = References(model, loss, optimizer)
@@ -125,10 +125,10 @@ def require_right(rows: Sequence[Row]) -> None:
         raise WrongNumbers(wrong)
 
 
-def _rows(what: str, step: int, found: Tensors, known: Found, program: int) -> Iterator[Row]:
-    exact = known.exact[program]
-    for name, value in found.items():
+def _rows(what: str, step: int, tensors: Tensors, references: Found, program: int) -> Iterator[Row]:
+    exact = references.exact[program]
+    for name, value in tensors.items():
         if name in exact:
-            own = max(furthest(single[name], double[name]) for single, double in known.pairs)
+            torch_error = max(furthest(single[name], double[name]) for single, double in references.pairs)
             scale = furthest(exact[name], torch.zeros_like(exact[name]))
-            yield Row(what, name, step, furthest(value, exact[name]), own, scale)
+            yield Row(what, name, step, furthest(value, exact[name]), torch_error, scale)

@@ -1,10 +1,10 @@
-"""A training step planned for a firmware target: the one answer that `edgetrain plan` and `edgetrain export` both give.
+"""A training step planned for a firmware target, for `edgetrain plan` and `edgetrain export`.
 
-In:  a model, its loss and optimizer, an example batch, a target. Out: `FirmwareStep`: the lowered graph, what its ops
-     take there; and from a budget the plan with the bytes of its program, or `Infeasible`.
+In:  a model, its loss and optimizer, an example batch, a target. Out: `FirmwareStep`: the lowered graph and its costs;
+     for a budget the plan and the bytes of its program, or `Infeasible`.
 
-What bounds a plan: RAM for the step and for the prediction, which share the arena; flash for code, first values and
-copies.
+A plan is bounded by RAM, for the step and the prediction, which share the arena, and by flash, for code, initial values
+and checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.budget import Budget
 from edgetrain.plan.plan import Plan
 
-# What is trained with where nothing else is asked for: plain SGD, whose state takes no memory.
+# By default plain SGD, whose state takes no memory.
 MOMENTUM = 0.0
 
 
@@ -67,7 +67,7 @@ class FirmwareStep:
         return self.assemble(plan, keep_every=keep_every).project
 
     def assemble(self, plan: Plan, *, keep_every: int | None = None) -> Assembled:
-        """What is written of the plan."""
+        """The program of the plan."""
         return assemble(self.graph, plan, self.model, self.optimizer, self.target, keep_every=keep_every)
 
 

@@ -1,4 +1,4 @@
-"""What is written as C: the functions of a program, and the tensors that last from step to step.
+"""A program before it is printed as C: its functions, and its persistent tensors.
 
 In:  lowered graphs with their plans. Out: `Program`, which `emit.py` prints.
 """
@@ -23,7 +23,7 @@ C_TYPES = {"float32": "float", "int32": "int32_t", "int64": "int64_t", "uint8": 
 
 @dataclass(frozen=True)
 class Function:
-    """A graph, its plan, and where its tensors lie."""
+    """A graph, its plan, and its arena."""
 
     graph: Graph
     plan: Plan
@@ -35,10 +35,10 @@ def function_of(graph: Graph, plan: Plan) -> Function:
 
 
 @dataclass(frozen=True)
-class Lasting:
-    """A tensor that is there from step to step. changes: the step writes it, so it lies in RAM.
+class Persistent:
+    """A tensor that persists from step to step. changes: the step writes it, so it lies in RAM.
 
-    offset: of its first value in weights.bin; None where it starts as zeros.
+    offset: of its initial value in weights.bin; None if it starts as zeros.
     """
 
     tensor: int
@@ -55,11 +55,11 @@ class Lasting:
 @dataclass(frozen=True)
 class Program:
     """kind: of the optimizer, sgd, adam or adamw; groups: its settings. fresh: the optimizer has no state yet.
-    keep_every: steps between two copies in flash; 0 keeps none."""
+    keep_every: steps between two checkpoints in flash; 0: none."""
 
     step: Function
     predict: Function | None
-    lasting: Sequence[Lasting]
+    persistent: Sequence[Persistent]
     groups: Sequence[Settings]
     kind: str
     fresh: bool
@@ -67,7 +67,7 @@ class Program:
 
     @property
     def update(self) -> CSource:
-        """The kernel that updates."""
+        """The kernel of its updates."""
         kernel = entry_of(kind_of(self.kind)).c
         assert kernel is not None
         return kernel.source
@@ -79,33 +79,33 @@ class Program:
         return shape[0] if shape else 1
 
     @property
-    def inputs(self) -> list[Lasting]:
-        return [item for item in self.lasting if item.role == "input"]
+    def inputs(self) -> list[Persistent]:
+        return [item for item in self.persistent if item.role == "input"]
 
     @property
-    def trained(self) -> list[Lasting]:
+    def trained(self) -> list[Persistent]:
         """All that a step changes: parameters, buffers, optimizer state."""
-        return [item for item in self.lasting if item.changes and item.role != "input"]
+        return [item for item in self.persistent if item.changes and item.role != "input"]
 
 
-def lasting_tensors(graph: Graph) -> list[Lasting]:
-    """What lasts, in the order of the graph, each with a C name of its own."""
+def persistent_tensors(graph: Graph) -> list[Persistent]:
+    """In the order of the graph, each with a C name of its own."""
     written = {s for op in graph.ops for s in op.writes}
     read = {graph.tensors[t].storage for op in graph.ops for t in op.reads}
     taken: set[str] = set()
-    found = []
+    tensors = []
     for t in sorted(graph.sources):
         tensor = graph.tensors[t]
         role = graph.role(t)
         if role != "input" and tensor.storage not in read:
             continue
-        found.append(
-            Lasting(
+        tensors.append(
+            Persistent(
                 t, tensor.name, take_free_name(identifier(tensor.name), taken), C_TYPES[tensor.dtype],
                 max(tensor.carrier.n_elements, 1), tensor.n_bytes, role, role == "input" or tensor.storage in written,
             )
         )  # fmt: skip
-    return found
+    return tensors
 
 
 def labels_of(graph: Graph) -> Iterator[tuple[int, int, int]]:
@@ -117,12 +117,12 @@ def labels_of(graph: Graph) -> Iterator[tuple[int, int, int]]:
 
 
 def has_bends(op: Op) -> bool:
-    """Does its gradient jump? Then a debug build tells which way each number went."""
+    """Whether its gradient jumps; a debug build then reports on which side each element lies."""
     kernel = entry_of(op.kind).c
     return kernel is not None and (kernel.chooses or bounds_of(op) != (-math.inf, math.inf))
 
 
 def bounds_of(op: Op) -> tuple[Value, ...]:
-    """Between which a result is what comes in."""
+    """The bounds within which the op is the identity."""
     bends = kernel_of(op).bends
     return (-math.inf, math.inf) if bends is None else bends(op)

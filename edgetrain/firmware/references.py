@@ -1,20 +1,20 @@
-"""PyTorch's own runs of a training step in float32, and float64 beside each of them.
+"""Reference runs of a training step: PyTorch in float32, and in float64 for each of them.
 
 In:  model, loss, optimizer; then one batch after another, with the sides of bends that the firmware took.
 Out: after each step the gradients and tensors of the firmware's float64 run, and of each pair
 
     float32, float64      several times: the same sums, each time in another order (`Way`)
 
-A ReLU passes a gradient on or does not, by the sign of a number. Of a million of them some lie so near to zero that
-rounding decides, and then a program as exact as another has another gradient: not by an error of rounding, but by all
-of that activation; and from then on, other weights. So a float64 run takes the sides of the run that it stands beside:
+A ReLU passes a gradient by the sign of its input. Among a million inputs some are so near to zero that rounding
+decides: an equally exact program then has another gradient, by the whole of that activation, and from then on other
+weights. So a float64 run takes the sides of the run that it belongs to:
 
-    float64 of its own   ───────────●──┼────────────
-    float32              ──────────────┼─●──────────      the float64 run counts it as right of the bend, too
+    float64 by itself    ───────────●──┼────────────
+    float32              ──────────────┼─●──────────      its float64 run treats it as right of the bend, too
 
-Of PyTorch's runs the activations are seen; the firmware's debug build tells of its sides (`sides.py`). It is believed
-only where the activation of its float64 run is nearer to the bend than FACTOR × float32's own error there: what is
-further off is the firmware's error, and shows as one. Runs share one float64 run as long as they share its sides.
+PyTorch's sides are recorded; the firmware's debug build reports its own (`sides.py`). These are accepted only where the
+activation of its float64 run is nearer to the bend than FACTOR × float32's own error there; anything else is an error
+of the firmware, and counts as one. Runs share one float64 run as long as they have its sides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgetrain.errors import InternalError
 from edgetrain.firmware.sides import Pair, Seen, Sided, Ways
 
 FACTOR = 4.0
-SMALL_PLACES = 64  # of an image, up to which a depthwise convolution is faster by its taps
+SMALL_IMAGE = 64  # pixels, up to which a depthwise convolution is faster tap by tap
 Batch = Sequence[torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Loss = Callable[..., torch.Tensor]
@@ -42,9 +42,12 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a float32 run is made unlike the others: kernels, layout in memory; shuffle: a seed for the order of samples,
-    units and channels within each layer, and for whether its images lie on their side. None: as they come. jitter: a
-    seed for roundings of every module's results that fell otherwise, by chance. None: they fall as they do."""
+    """How a float32 run differs from the others, besides kernels and layout in memory.
+
+    shuffle: a seed for the order of samples, units and channels within each layer, and for whether its images are
+             transposed; None: no shuffle.
+    jitter:  a seed for random changes of every module's results by one rounding; None: no jitter.
+    """
 
     onednn: bool = True
     channels_last: bool = False
@@ -52,27 +55,27 @@ class Way:
     jitter: int | None = None
 
 
-# Each is another draw of float32's rounding: in a net of dense layers too, where kernels and layout change nothing.
+# Each is another sample of float32's rounding, also in a net of dense layers, where kernels and layout change nothing.
 WAYS = (
     Way(), Way(shuffle=1), Way(channels_last=True, shuffle=2), Way(shuffle=4), Way(channels_last=True, shuffle=6),
     Way(onednn=False, shuffle=3), Way(onednn=False, shuffle=8), Way(shuffle=5),
 )  # fmt: skip
-# In a net of few numbers an order changes little: these may have the same roundings, and all of them be lucky.
+# In small nets another order changes little: all of these may round alike.
 WAYS_OF_SMALL_NETS = (*WAYS, *(Way(jitter=seed) for seed in (1, 2, 3)))
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """exact: float64 for each program of the firmware. pairs: each of PyTorch's float32 runs, and float64 beside it."""
+    """exact: float64 for each program of the firmware. pairs: each of PyTorch's float32 runs with its float64 run."""
 
     exact: list[Tensors]
     pairs: list[tuple[Tensors, Tensors]]
 
 
 class References:
-    """All runs side by side, step by step. programs: how many of the firmware are held against them, such as the scalar
-    and the vectorised one. Of each, turned: activations on another side of a bend than float64 would have them, over
-    all steps; refused: those of them that rounding does not explain."""
+    """All runs, step by step. programs: how many of the firmware are compared with them, such as the scalar and the
+    vectorised one. Of each, turned: activations on another side of a bend than in float64, over all steps; refused:
+    those of them that rounding does not explain."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, *, programs: int = 1,
@@ -85,46 +88,46 @@ class References:
         self.turned, self.refused = [0] * programs, [0] * programs
 
     def step(self, batch: Batch, taken: Sequence[Ways | None]) -> None:
-        """taken: by each program, the ways of this step; None where they are not known: float64's own."""
+        """taken: by each program, the ways of this step; None if unknown: float64's own."""
         before = {name: value.clone() for name, value in self._plain.model.named_buffers()}
         plain = self._plain.backward(self._loss, batch, Seen())
         off = [0.0] * len(plain.values)
         for n, single in enumerate(self._singles):
             seen = single.backward(self._loss, batch, Seen())
-            beside = self._beside(n, batch, plain, before, Sided(seen.ways))
-            off = [max(o, furthest(a, b)) for o, a, b in zip(off, seen.values, beside.values, strict=True)]
+            double = self._double_run(n, batch, plain, before, Sided(seen.ways))
+            off = [max(o, furthest(a, b)) for o, a, b in zip(off, seen.values, double.values, strict=True)]
         for program, ways in enumerate(taken):
-            given = plain.ways if ways is None else ways
-            if len(given) != len(off):
-                raise InternalError(f"the firmware has {len(given)} functions with bends, the model {len(off)}")
-            sided = Sided(given, [FACTOR * o for o in off])
-            self._beside(len(self._singles) + program, batch, plain, before, sided)
+            own = plain.ways if ways is None else ways
+            if len(own) != len(off):
+                raise InternalError(f"the firmware has {len(own)} functions with bends, the model {len(off)}")
+            sided = Sided(own, [FACTOR * o for o in off])
+            self._double_run(len(self._singles) + program, batch, plain, before, sided)
             self.turned[program] += sided.differing
             self.refused[program] += sided.refused
         for twin in (self._plain, *self._singles, *self._doubles):
             if twin is not None:
                 twin.optimizer.step()
 
-    def _beside(self, n: int, batch: Batch, plain: Seen, before: Tensors, sided: Sided) -> Seen:
-        """The float64 run beside run n, with its sides; a run of its own from the first step on which needs it."""
+    def _double_run(self, n: int, batch: Batch, plain: Seen, before: Tensors, sided: Sided) -> Seen:
+        """The float64 run of run n, with its sides; separate from `plain` from the first step that needs it."""
         double = self._doubles[n]
         if double is None:
             if all(map(torch.equal, plain.ways, sided.given)):
                 return plain
             double = self._doubles[n] = copy.deepcopy(self._plain)
             for name, value in double.model.named_buffers():
-                value.copy_(before[name])  # this step's pass has changed statistics
+                value.copy_(before[name])  # the pass of this step has changed statistics
         return double.backward(self._loss, batch, sided)
 
     def gradients(self) -> Found:
         """Of the last step."""
-        return self._found(lambda twin: twin.gradients)
+        return self._collect(lambda twin: twin.gradients)
 
     def tensors(self) -> Found:
         """After the last step."""
-        return self._found(_Twin.tensors)
+        return self._collect(_Twin.tensors)
 
-    def _found(self, of: Callable[[_Twin], Tensors]) -> Found:
+    def _collect(self, of: Callable[[_Twin], Tensors]) -> Found:
         plain = of(self._plain)
         doubles = [plain if double is None else of(double) for double in self._doubles]
         singles = [of(single) for single in self._singles]
@@ -136,7 +139,7 @@ def furthest(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 class _Twin:
-    """A copy of model and optimizer in some precision, with all state of the optimizer."""
+    """A copy of model and optimizer in another precision, with the optimizer's state."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, way: Way | None = None
@@ -156,16 +159,16 @@ class _Twin:
 
     def backward(self, loss: Loss, batch: Batch, seen: Seen) -> Seen:
         self.optimizer.zero_grad()
-        given = [self._given(t) for t in batch]
+        inputs = [self._converted(t) for t in batch]
         order = _ByTaps() if self.dtype == torch.float64 else _order(self.way)
         with _kernels(self.way), _jitter(self.model, self.way.jitter), order, seen:
-            value = loss(self.model, *given)
+            value = loss(self.model, *inputs)
         with _kernels(self.way):
             value.backward()
         self.gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         return seen
 
-    def _given(self, value: torch.Tensor) -> torch.Tensor:
+    def _converted(self, value: torch.Tensor) -> torch.Tensor:
         if not value.is_floating_point():
             return value
         value = value.to(self.dtype)
@@ -176,11 +179,11 @@ class _Twin:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and the optimizer's state, by the names that a graph gives them."""
-        found: dict[str, Any] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        tensors: dict[str, Any] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         for p, state in self.optimizer.state.items():
-            found.update({f"{names[p]}.{key}": torch.as_tensor(value) for key, value in state.items() if p in names})
-        return {name: value.detach() for name, value in found.items() if value is not None}
+            tensors.update({f"{names[p]}.{key}": torch.as_tensor(value) for key, value in state.items() if p in names})
+        return {name: value.detach() for name, value in tensors.items() if value is not None}
 
 
 @contextlib.contextmanager
@@ -194,7 +197,7 @@ def _kernels(way: Way) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _jitter(model: nn.Module, seed: int | None) -> Iterator[None]:
-    """Some results become the float next to them, and so do their gradients on the way back."""
+    """Moves some results to the next float, and so their gradients."""
     if seed is None:
         yield
         return
@@ -221,14 +224,14 @@ def _order(way: Way) -> contextlib.AbstractContextManager[Any]:
 
 
 class _ByTaps(TorchFunctionMode):
-    """Depthwise convolutions of small images, all channels at once: in float64 PyTorch takes one after the other."""
+    """Depthwise convolutions of small images, all channels at once: PyTorch's float64 kernel is slow."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is F.conv2d and len(args) == 7 and not kwargs and not isinstance(args[4], str):
             x, w, bias, stride, padding, dilation, groups = args
-            if x.dim() == 4 and groups == x.shape[1] == w.shape[0] and x.shape[2] * x.shape[3] <= SMALL_PLACES:
+            if x.dim() == 4 and groups == x.shape[1] == w.shape[0] and x.shape[2] * x.shape[3] <= SMALL_IMAGE:
                 taps = F.unfold(x, w.shape[2:], dilation, padding, stride).unflatten(1, (groups, -1))
                 shape = F.conv2d(x.to("meta"), w.to("meta"), None, *args[3:]).shape
                 y = (taps * w.reshape(groups, -1, 1)).sum(2).reshape(shape)
@@ -237,33 +240,33 @@ class _ByTaps(TorchFunctionMode):
 
 
 class _Shuffled(TorchFunctionMode):
-    """Dense layers, convolutions and norms get what they work on in another order, and give it back in the old one.
+    """Permutes the operands of dense layers, convolutions and norms, and their results back.
 
-    A net whose units stand in another order is the same function; its sums, forward and backward, are rounded anew.
+    A net with permuted units is the same function; its sums, forward and backward, are rounded in another order.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._draw, self._aside = torch.Generator().manual_seed(seed), seed % 2 == 1
+        self._generator, self._transpose = torch.Generator().manual_seed(seed), seed % 2 == 1
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not args:  # given by name: as it comes
+        if not args:  # by keyword: not shuffled
             return func(**kwargs)
         if func is F.linear and args[0].dim() > 1:
             return self._linear(*args, **kwargs)
         if func is F.conv2d and args[0].dim() == 4:
             return self._conv2d(*args, **kwargs)
         if func in (F.batch_norm, F.group_norm):
-            samples = self._any(args[0].shape[0])
-            y = func(self._turned(args[0].index_select(0, samples)), *args[1:], **kwargs)
-            return self._turned(y).index_select(0, samples.argsort())
+            samples = self._permutation(args[0].shape[0])
+            y = func(self._transposed(args[0].index_select(0, samples)), *args[1:], **kwargs)
+            return self._transposed(y).index_select(0, samples.argsort())
         return func(*args, **kwargs)
 
     def _linear(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        samples, inputs, outputs = map(self._any, (x.shape[0], w.shape[1], w.shape[0]))
+        samples, inputs, outputs = map(self._permutation, (x.shape[0], w.shape[1], w.shape[0]))
         x, w = x.index_select(0, samples).index_select(-1, inputs), w.index_select(0, outputs).index_select(1, inputs)
         y = F.linear(x, w, None if bias is None else bias.index_select(0, outputs))
         return y.index_select(-1, outputs.argsort()).index_select(0, samples.argsort())
@@ -272,22 +275,22 @@ class _Shuffled(TorchFunctionMode):
         self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, stride: Pair = 1,
         padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1,
     ) -> torch.Tensor:  # fmt: skip
-        samples = self._any(x.shape[0])
-        inputs, outputs = (self._any(n) if groups == 1 else torch.arange(n) for n in (w.shape[1], w.shape[0]))
+        samples = self._permutation(x.shape[0])
+        inputs, outputs = (self._permutation(n) if groups == 1 else torch.arange(n) for n in (w.shape[1], w.shape[0]))
         x, w = x.index_select(0, samples), w.index_select(0, outputs).index_select(1, inputs)
         x = x.index_select(1, inputs) if groups == 1 else x
         bias = None if bias is None else bias.index_select(0, outputs)
         steps: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
         steps = {name: self._pair(value) for name, value in steps.items()}
-        y = self._turned(F.conv2d(self._turned(x), self._turned(w), bias, groups=groups, **steps))
+        y = self._transposed(F.conv2d(self._transposed(x), self._transposed(w), bias, groups=groups, **steps))
         return y.index_select(1, outputs.argsort()).index_select(0, samples.argsort())
 
-    def _any(self, n: int) -> torch.Tensor:
-        return torch.randperm(n, generator=self._draw)
+    def _permutation(self, n: int) -> torch.Tensor:
+        return torch.randperm(n, generator=self._generator)
 
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows as columns. Turned twice it is as before."""
-        return x.transpose(2, 3).contiguous() if self._aside and x.dim() == 4 else x
+    def _transposed(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows and columns swapped."""
+        return x.transpose(2, 3).contiguous() if self._transpose and x.dim() == 4 else x
 
     def _pair(self, value: Pair | str) -> Pair | str:
-        return tuple(reversed(value)) if self._aside and isinstance(value, tuple | list) else value
+        return tuple(reversed(value)) if self._transpose and isinstance(value, tuple | list) else value

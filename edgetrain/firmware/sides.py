@@ -1,14 +1,14 @@
-"""On which side of a bend an activation lies: seen in one run of PyTorch, and taken over in another.
+"""On which side of a bend an activation lies: recorded in one run of PyTorch, imposed on another.
 
-In:  a pass of a model, run within `Seen` or `Sided`.
-Out: for each function with bends, in the order of the calls, what went into it and which way each number went.
+In:  a forward pass of a model within `Seen` or `Sided`.
+Out: for each function with bends, in the order of the calls, its input and the way of each element.
 
 A way is one byte, as firmware's debug build writes it:
 
-    ReLU, ReLU6 …     0 ──low── 1 ──high── 2        what is exactly at a bend is outside of it
-    max pool          the place in its window, row by row
+    ReLU, ReLU6 …     0 ──low── 1 ──high── 2        a value exactly at a bend is outside
+    max pool          the argmax in its window, row by row
 
-A program of another rounding may go another way only where it is near: at most `reach` from where that way begins.
+A program with another rounding may differ only near a bend: by at most `reach`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ways = Sequence[torch.Tensor]
 
 
 class Seen(TorchFunctionMode):
-    """values: what goes into each function that has bends, in the order of their calls. ways: which way it goes."""
+    """values: the inputs of functions with bends, in the order of the calls. ways: on which side they lie."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,15 +49,14 @@ class Seen(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _keep(self, value: torch.Tensor, way: torch.Tensor) -> None:
-        self.values.append(value.detach().clone())  # the function may write over it
+        self.values.append(value.detach().clone())  # the function may overwrite it
         self.ways.append(way.to(torch.uint8))
 
 
 class Sided(Seen):
-    """Numbers go the ways that are given; with `reach`, for each call, only where they are within it.
+    """Imposes ways; with `reach`, for each call, only those within it.
 
-    With reach, differing: how many of them are not those that this run would go by itself; refused: how many were
-    given that are out of reach.
+    With reach, differing: how many of them are not the ways of this run by itself; refused: how many are out of reach.
     """
 
     def __init__(self, given: Ways, reach: Sequence[float] | None = None) -> None:
@@ -88,12 +87,14 @@ class Sided(Seen):
         return torch.where(way == 1, x, torch.where(way == 2, high, low))
 
     def _pool(self, x: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
-        most, own = windows.detach().max(2)
+        maximum, own = windows.detach().max(2)
         way = self._next(own.shape).long()
         if self._reach is not None:
-            inside = way.clamp(max=windows.shape[2] - 1)  # a wrong program may say anything
+            inside = way.clamp(max=windows.shape[2] - 1)  # a wrong program may report anything
             chosen = windows.detach().gather(2, inside[:, :, None])[:, :, 0]
-            beyond = torch.where(way == inside, (most - chosen) / 2, float("inf"))  # each of the two may be off
+            beyond = torch.where(
+                way == inside, (maximum - chosen) / 2, float("inf")
+            )  # each of the two may have an error
             way = self._within(way, own, beyond)
         self._keep(x, way)
         return windows.gather(2, way[:, :, None])[:, :, 0]
@@ -107,14 +108,14 @@ class Sided(Seen):
     def _within(self, given: torch.Tensor, own: torch.Tensor, beyond: torch.Tensor) -> torch.Tensor:
         assert self._reach is not None
         other = given != own
-        far = other & ~(beyond <= self._reach[len(self.values)])  # what is not a number is far
+        far = other & ~(beyond <= self._reach[len(self.values)])  # NaN is far
         self.differing += int(other.sum()) - int(far.sum())
         self.refused += int(far.sum())
         return torch.where(far, own, given)
 
 
 def _input_first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """A call as if its input had not been given by name."""
+    """A call with its input as positional argument."""
     if args or "input" not in kwargs:
         return args, kwargs
     return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
@@ -125,28 +126,28 @@ def _way(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 
 def _bounds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[float, float]:
-    """Below and above which an activation passes nothing on."""
+    """Below and above which an activation has no gradient."""
     if func in _RELU:
         return 0.0, float("inf")
     if func is F.relu6:
         return 0.0, 6.0
-    given = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | dict(kwargs)
-    return float(given.get("min_val", -1.0)), float(given.get("max_val", 1.0))
+    bounds = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | dict(kwargs)
+    return float(bounds.get("min_val", -1.0)), float(bounds.get("max_val", 1.0))
 
 
 def _windows(
     x: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """What a max pool chooses from: [B, C, places of a window, P, Q]."""
+    """The windows of a max pool: [B, C, R × S, P, Q]."""
     pooled = F.max_pool2d(x.detach(), kernel_size, stride, padding, dilation, ceil_mode)
     kernel, pad, far = _pair(kernel_size), _pair(padding), _pair(dilation)
     steps = _pair(stride or kernel_size)
     need = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(pooled.shape[2:], steps, far, kernel, strict=True)]
     after = [max(n - size - p, 0) for n, size, p in zip(need, x.shape[2:], pad, strict=True)]
     wide = F.pad(x, (pad[1], after[1], pad[0], after[0]), value=-float("inf"))[:, :, : need[0], : need[1]]
-    found = F.unfold(wide, kernel, far, 0, steps)
-    return found.reshape(*x.shape[:2], kernel[0] * kernel[1], *pooled.shape[2:])
+    unfolded = F.unfold(wide, kernel, far, 0, steps)
+    return unfolded.reshape(*x.shape[:2], kernel[0] * kernel[1], *pooled.shape[2:])
 
 
 def _pair(value: Pair) -> tuple[int, int]:

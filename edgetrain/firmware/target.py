@@ -1,11 +1,11 @@
-"""What firmware is built for: a device whose file says how, and where things lie in its memory.
+"""What firmware is built for: a device with a [firmware] table, and the layout of its memory.
 
 In:  the name of a target ("nrf52840", "linux-x86_64"), or the path of a device file of your own.
-Out: `Target`; `place`: which region holds the arena, and which the rest; `keep`: where copies lie in flash.
+Out: `Target`; `place`: which region holds the arena, and which the rest; `keep`: where checkpoints lie in flash.
 
-    RAM of a microcontroller        stack | .data | what lasts, the batch | the arena | free
-                                    ↑ grows down: past its end is no RAM, and the MPU stops it there
-    its flash                       code | first values | free | copy | copy     the copies in whole pages, at its end
+    RAM of a microcontroller        stack | .data | persistent tensors, the batch | the arena | free
+                                    ↑ grows down: an overflow leaves RAM and faults
+    its flash                       code | initial values | free | slot | slot     checkpoints: whole pages, at its end
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from edgetrain.devices.device import Device, Firmware, Region
 from edgetrain.errors import UserError
 from edgetrain.ranges import shown
 
-# What .data and .bss of a program hold beside the model: the board's own few variables.
+# Of .data and .bss besides the model: the board's own few variables.
 OWN_BYTES = 256
 # Pages of the file that is flash on Linux.
 FILE_PAGE_BYTES = 4096
-# Of a copy in flash, beside the data: a line for the commit word, and one for the head.
-_COPY_BYTES = 2 * 64
+# Of a checkpoint besides its data: a line for the commit word, and one for the head.
+_HEAD_BYTES = 2 * 64
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A piece of memory without a gap."""
+    """A contiguous piece of memory."""
 
     name: str
     address: int
@@ -52,8 +52,8 @@ class Target:
 
     @property
     def board(self) -> str:
-        """What main.c asks of its machine: the file in `boards` that answers. Linux without a C library of its own
-        is what a compiler for bare machines builds for."""
+        """The file in `boards` that implements board.h. A compiler for bare machines builds for Linux without a C
+        library."""
         bare = self.firmware.compiler.startswith("arm-none-eabi")
         return "cortex_m" if self.is_board else "linux_bare" if bare else "linux"
 
@@ -66,13 +66,12 @@ class Target:
 
     @property
     def ram(self) -> tuple[Memory, ...]:
-        """Regions that touch each other taken as one, the largest first."""
+        """Adjacent regions joined, the largest first."""
         return tuple(sorted(_joined(self.device.memory.ram), key=lambda memory: -memory.n_bytes))
 
     @property
     def flash(self) -> Memory | None:
-        found = _joined(self.device.memory.flash)
-        return found[0] if found else None
+        return next(iter(_joined(self.device.memory.flash)), None)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Kept:
-    """Two copies in flash. address: of the first on the board; 0 on Linux, where they lie in a file."""
+    """Two slots in flash. address: of the first on the board; 0 on Linux, where they lie in a file."""
 
     address: int
     page_bytes: int
@@ -101,29 +100,28 @@ class Kept:
 
 
 def keep(target: Target, data_bytes: int) -> Kept:
-    """Where two copies of so many bytes lie: at the end of flash, in pages that are theirs alone. Whether the flash has
-    so many is not asked here."""
+    """Two slots for so many bytes: at the end of flash, in pages of their own. Room in flash is not checked."""
     regions = target.device.memory.flash if target.is_board else ()
     region = max(regions, key=lambda region: region.address or 0, default=None)
     if target.is_board and (region is None or region.page_bytes is None):
         raise UserError(
-            f"{target.device.name} has no flash that it is known how to erase", expected="page_bytes of its flash",
-            next_step="export without copies in flash, or give page_bytes in a device file of your own",
+            f"how to erase the flash of {target.device.name} is not known", expected="page_bytes of its flash",
+            next_step="export without checkpoints in flash, or give page_bytes in a device file of your own",
         )  # fmt: skip
     page_bytes = FILE_PAGE_BYTES if region is None or region.page_bytes is None else int(region.page_bytes.value)
-    slot_bytes = -(-(data_bytes + _COPY_BYTES) // page_bytes) * page_bytes
+    slot_bytes = -(-(data_bytes + _HEAD_BYTES) // page_bytes) * page_bytes
     end = 0 if target.flash is None else target.flash.address + target.flash.n_bytes
     return Kept(max(end - 2 * slot_bytes, 0), page_bytes, slot_bytes)
 
 
 def paged_bytes(target: Target) -> int:
-    """How much of the end of flash is in pages of the size that copies are kept in."""
+    """How much of the end of flash has pages of the size of the last ones."""
     region = max(target.device.memory.flash, key=lambda region: region.address or 0)
     return int((region.paged_bytes or region.n_bytes).value)
 
 
 def emulated(target: Target, memory: Memory) -> Memory:
-    """The memory where the emulator has it."""
+    """The memory at the emulator's address."""
     return replace(memory, address=target.firmware.emulated.get(memory.name, memory.address))
 
 
@@ -133,13 +131,13 @@ def load_target(name_or_path: str | Path | Target) -> Target:
     name = str(name_or_path)
     if not name.endswith(".toml"):
         for key in devices.names():
-            found = devices.load(key)
-            if found.firmware is not None and name in (found.firmware.target, key):
-                return Target(found, found.firmware)
+            device = devices.load(key)
+            if device.firmware is not None and name in (device.firmware.target, key):
+                return Target(device, device.firmware)
     if name.endswith(".toml") or name.replace("-", "_") in devices.names():
-        found = devices.load(name)
-        if found.firmware is not None:
-            return Target(found, found.firmware)
+        device = devices.load(name)
+        if device.firmware is not None:
+            return Target(device, device.firmware)
     match = closest(name, target_names())
     raise UserError(
         f"firmware cannot be built for {shown(name)}", expected="one of " + ", ".join(target_names()),
@@ -149,12 +147,12 @@ def load_target(name_or_path: str | Path | Target) -> Target:
 
 
 def target_names() -> tuple[str, ...]:
-    found = (devices.load(name).firmware for name in devices.names())
-    return tuple(sorted(firmware.target for firmware in found if firmware is not None))
+    tables = (devices.load(name).firmware for name in devices.names())
+    return tuple(sorted(firmware.target for firmware in tables if firmware is not None))
 
 
 def place(target: Target, *, arena_bytes: int, rest_bytes: int) -> Placed | None:
-    """Where the arena lies, and where all else; None where they do not fit. An arena lies within one memory."""
+    """Where the arena lies, and where the rest; None if they do not fit. An arena lies within one memory."""
     need = rest_bytes + target.firmware.stack_bytes + OWN_BYTES
     for rest in target.ram:
         for arena in target.ram:
@@ -165,12 +163,12 @@ def place(target: Target, *, arena_bytes: int, rest_bytes: int) -> Placed | None
 
 
 def _joined(regions: tuple[Region, ...]) -> list[Memory]:
-    found: list[Memory] = []
+    joined: list[Memory] = []
     for region in sorted(regions, key=lambda region: region.address or 0):
         address, n_bytes = region.address or 0, int(region.n_bytes.value)
-        if found and region.address is not None and found[-1].address + found[-1].n_bytes == address:
-            last = found.pop()
-            found.append(Memory(f"{last.name}, {region.name}", last.address, last.n_bytes + n_bytes))
+        if joined and region.address is not None and joined[-1].address + joined[-1].n_bytes == address:
+            last = joined.pop()
+            joined.append(Memory(f"{last.name}, {region.name}", last.address, last.n_bytes + n_bytes))
         else:
-            found.append(Memory(region.name, address, n_bytes))
-    return found
+            joined.append(Memory(region.name, address, n_bytes))
+    return joined

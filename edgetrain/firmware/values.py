@@ -1,4 +1,4 @@
-"""The first values of what lasts, and tensors as firmware has them in memory.
+"""The initial values of persistent tensors, and the bytes of a tensor in firmware's layout.
 
 In:  the tensors of a graph, the model and the optimizer that it was captured from.
 Out: `with_values`: the content of weights.bin; `to_memory` and `from_memory`: bytes of a tensor, and back.
@@ -18,43 +18,43 @@ from torch import nn
 
 from edgetrain.dtypes import dtype_name, dtype_of
 from edgetrain.errors import UserError
-from edgetrain.firmware.program import Lasting
+from edgetrain.firmware.program import Persistent
 from edgetrain.graph.ir import Graph, Source
 
 
 def with_values(
-    lasting: list[Lasting], graph: Graph, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[list[Lasting], bytes]:
-    """The tensors with their places in weights.bin, and its content. Zeros are not kept."""
-    found, content = [], bytearray()
-    for item in lasting:
+    persistent: list[Persistent], graph: Graph, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[list[Persistent], bytes]:
+    """The tensors with their offsets in weights.bin, and its content. Zeros are not stored."""
+    placed, content = [], bytearray()
+    for item in persistent:
         if item.role == "input":
-            found.append(item)
+            placed.append(item)
             continue
         value = to_memory(_value(graph, item, model, optimizer), graph.tensors[item.tensor].dtype)
         if not any(value) and item.changes:
-            found.append(item)
+            placed.append(item)
             continue
         content += b"\0" * (-len(content) % 8)
-        found.append(replace(item, offset=len(content)))
+        placed.append(replace(item, offset=len(content)))
         content += value
-    return found, bytes(content)
+    return placed, bytes(content)
 
 
-def _value(graph: Graph, item: Lasting, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+def _value(graph: Graph, item: Persistent, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     tensor, source = graph.tensors[item.tensor], graph.sources[item.tensor]
     try:
-        value = _found(source, model, optimizer)
+        value = _source(source, model, optimizer)
     except (AttributeError, IndexError, KeyError) as error:
-        raise _other(item.name) from error
+        raise _mismatch(item.name) from error
     if value is None:
         return torch.zeros(tensor.shape, dtype=dtype_of(tensor.dtype))
     if tuple(value.shape) != tensor.shape or dtype_name(value.dtype) != tensor.dtype:
-        raise _other(item.name)
+        raise _mismatch(item.name)
     return value
 
 
-def _found(source: Source, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+def _source(source: Source, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     if source.sort == "parameter":
         return model.get_parameter(source.path)
     if source.sort == "buffer":
@@ -64,11 +64,11 @@ def _found(source: Source, model: nn.Module, optimizer: torch.optim.Optimizer) -
     if source.sort == "optimizer":
         return torch.as_tensor(parameter)
     state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-    found = state.get(key[0])
-    return None if found is None else torch.as_tensor(found)
+    value = state.get(key[0])
+    return None if value is None else torch.as_tensor(value)
 
 
-def _other(name: str) -> UserError:
+def _mismatch(name: str) -> UserError:
     return UserError(
         f"{name} is not in this model or optimizer as the graph has it",
         expected="the model and the optimizer that the graph was captured from",

@@ -191,7 +191,7 @@ def test_the_limit_that_is_met_first_is_the_one_that_is_told(run: Run) -> None:
     assert "nRF52840 has 262144 (RAM)" in err
     assert "still too many" in err
     _, _, err = run(*words("wide", "nrf52840", "--memory", "100kB"))
-    assert "100000 bytes were asked for" in err
+    assert "the budget is 100000 bytes" in err
 
 
 @pytest.mark.parametrize("folder", ["own.py/fw", "/proc/fw"])

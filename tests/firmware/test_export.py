@@ -193,7 +193,7 @@ def test_nothing_is_written_when_something_is_wrong(mlp: Made, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         et.export(mlp.graph, mlp.plan, mlp.model, mlp.optimizer, target="linux-x86_64", out=tmp_path / "full")
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
 

@@ -210,7 +210,7 @@ def test_firmware_without_copies_takes_no_flash(tmp_path: Path) -> None:
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(UserError, match="keep_every"):
             make(NETS["mlp"], tmp_path / "other", keep_every=wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no flash that it is known how to erase"):
+    with pytest.raises(UserError, match=r"how to erase the flash of .* is not known"):
         make(NETS["mlp"], tmp_path / "other", keep_every=1, target="cortex-m55")
 
 

@@ -81,9 +81,9 @@ void show_sides(const float *y, uint32_t n, float low, float high)
     }
 }
 
-void show_places(const uint8_t *where, uint32_t n)
+void show_places(const uint8_t *argmax, uint32_t n)
 {
-    write_or_end(sides, where, n);
+    write_or_end(sides, argmax, n);
 }
 #endif
 
