@@ -85,6 +85,10 @@ class State:
     def changes(self, args: tuple[Any, ...]) -> bool:
         return self.training is None or (len(args) > self.training and bool(args[self.training]))
 
+    def given(self, args: tuple[Any, ...]) -> list[Any]:
+        """What it changes, among these arguments of the op."""
+        return [args[place] for place in self.arguments if place < len(args) and args[place] is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -79,8 +79,13 @@ _define(
     "keep_some_backward(Tensor dy, Tensor mask, float keep) -> Tensor", lambda dy, mask, keep: dy * mask * (1 / keep),
     _like_first,
 )  # fmt: skip
+_define(
+    "keep_some_backward_(Tensor(a!) dy, Tensor mask, float keep) -> Tensor(a!)",
+    lambda dy, mask, keep: dy.mul_(mask).mul_(1 / keep), lambda dy, mask, keep: dy,
+)  # fmt: skip
 _define("watched(Tensor x, Tensor(a!)? largest) -> Tensor", _watched, _like_first)
 _define("watched_backward(Tensor dy) -> Tensor", lambda dy: dy * 0.5, _like_first)
+_define("watched_backward_(Tensor(a!) dy) -> Tensor(a!)", lambda dy: dy.mul_(0.5), lambda dy: dy)
 
 _ops: Any = torch.ops.outside
 
@@ -270,8 +275,8 @@ def entries(folder: Path) -> dict[str, Entry]:
         return CKernel(CSource(file, folder=folder), call)
 
     bend = Entry(overwrites=IN_PLACE, raises="never", category="activation", c=c("soft"))
-    mask = Entry(raises="never", work=each(2), category="activation", c=c("keep_some"))
-    half = Entry(raises="never", category="elementwise", c=c("watched"))
+    mask = Entry(overwrites=IN_PLACE, raises="never", work=each(2), category="activation", c=c("keep_some"))
+    half = Entry(overwrites=IN_PLACE, raises="never", category="elementwise", c=c("watched"))
     return {
         "outside.soft": replace(bend, work=each(3)),
         "outside.soft_backward": replace(bend, work=each(4)),
