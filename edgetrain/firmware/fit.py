@@ -42,18 +42,10 @@ _TRIES = 4  # plans, until the layout of one fits
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """A change of the step, and its RAM with it."""
+    """A change of the step, and its RAM or its flash with it."""
 
     what: str
-    ram_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FlashLever:
-    """A change of the program, and its flash with it."""
-
-    what: str
-    flash_bytes: int
+    n_bytes: int
 
 
 def plan_for(
@@ -186,7 +178,7 @@ def infeasible(
     if by_budget and memory_bytes is not None:
         limit, limit_bytes = f"the budget is {memory_bytes} bytes", memory_bytes
     options = levers(graph, target, recompute=not recomputes)
-    tried = "\n".join(f"    {lever.what}: {_judged(lever.ram_bytes + own, limit_bytes)}" for lever in options)
+    tried = "\n".join(f"    {lever.what}: {_judged(lever.n_bytes + own, limit_bytes)}" for lever in options)
     how = ", recomputing as much as possible" if recomputes else ""
     state, batch = show_bytes(roles["state"]), show_bytes(roles["input"])
     stack = f", {own} bytes of stack and variables" if own else ""
@@ -206,7 +198,7 @@ def infeasible(
 
 def levers(graph: Graph, target: Target, *, recompute: bool = True) -> list[Lever]:
     """Smallest RAM first. recompute: with recomputation."""
-    return sorted(_levers(graph, target, recompute), key=lambda lever: lever.ram_bytes)
+    return sorted(_levers(graph, target, recompute), key=lambda lever: lever.n_bytes)
 
 
 def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
@@ -218,13 +210,18 @@ def _levers(graph: Graph, target: Target, recompute: bool) -> Iterator[Lever]:
         _, peak = smallest_by(problem(graph, firmware_costs(graph, target), "final"), FAST.find)
         if peak - frozen_bytes(graph) < now:
             yield Lever("recomputing as much as possible", peak - frozen_bytes(graph))
-    state = graph.bytes_by_role()["state"]
-    if state:
+    if state := graph.bytes_by_role()["state"]:
         yield Lever("SGD without momentum", now - state)
+    for what, smaller in _last_layer_alone(graph):
+        yield Lever(what, ram_bytes(smaller))
+
+
+def _last_layer_alone(graph: Graph) -> Iterator[tuple[str, Graph]]:
+    """The change in words, and the step with it; nothing if there is but one layer."""
     last = last_layer(graph)
     if len(last) < len(graph.gradients):
         names = sorted({graph.tensors[p].name.rpartition(".")[0] for p in last})
-        yield Lever(f"training {', '.join(names)} alone", ram_bytes(training_only(graph, last)))
+        yield f"training {', '.join(names)} alone", training_only(graph, last)
 
 
 def with_one_sample(graph: Graph) -> Graph:
@@ -290,8 +287,10 @@ def require_flash(
         return
     checkpoints = f", {kept} of two checkpoints" if kept else ""
     pages = f"; checkpoints can use the last {paged} of them" if kept > paged else ""
-    options = flash_levers(graph, target, weights_bytes=weights_bytes, copy_bytes=copy_bytes, state_bytes=state_bytes)
-    tried = "".join(f"\n    {lever.what}: {lever.flash_bytes} bytes" for lever in options if lever.flash_bytes < need)
+    options = sorted(
+        _flash_levers(graph, target, weights_bytes, copy_bytes, state_bytes), key=lambda lever: lever.n_bytes
+    )
+    tried = "".join(f"\n    {lever.what}: {lever.n_bytes} bytes" for lever in options if lever.n_bytes < need)
     raise Infeasible(
         f"this program takes {need} bytes of flash; {target.device.name} has {flash.n_bytes}{pages}\n"
         f"  it needs: {weights_bytes} bytes of initial values{checkpoints}, {CODE_BYTES} allowed for code"
@@ -301,30 +300,20 @@ def require_flash(
     )  # fmt: skip
 
 
-def flash_levers(
-    graph: Graph, target: Target, *, weights_bytes: int, copy_bytes: int | None, state_bytes: int = 0
-) -> list[FlashLever]:
-    """Smallest flash first."""
-    options = _flash_levers(graph, target, weights_bytes, copy_bytes, state_bytes)
-    return sorted(options, key=lambda lever: lever.flash_bytes)
-
-
 def _flash_levers(
     graph: Graph, target: Target, weights_bytes: int, copy_bytes: int | None, state_bytes: int
-) -> Iterator[FlashLever]:
+) -> Iterator[Lever]:
     now = CODE_BYTES + weights_bytes
     state = graph.bytes_by_role()["state"]
     if state and (copy_bytes is not None or state_bytes):
         checkpoints_bytes = _two_checkpoints(target, None if copy_bytes is None else copy_bytes - state)
-        yield FlashLever("SGD without momentum", now - state_bytes + checkpoints_bytes)
+        yield Lever("SGD without momentum", now - state_bytes + checkpoints_bytes)
     if copy_bytes is None:
         return
-    yield FlashLever("no checkpoints in flash", now)
-    last = last_layer(graph)
-    if len(last) < len(graph.gradients):
-        names = sorted({graph.tensors[p].name.rpartition(".")[0] for p in last})
-        less = _trained_bytes(graph) - _trained_bytes(training_only(graph, last))
-        yield FlashLever(f"training {', '.join(names)} alone", now + _two_checkpoints(target, copy_bytes - less))
+    yield Lever("no checkpoints in flash", now)
+    for what, smaller in _last_layer_alone(graph):
+        less = _trained_bytes(graph) - _trained_bytes(smaller)
+        yield Lever(what, now + _two_checkpoints(target, copy_bytes - less))
 
 
 def _trained_bytes(graph: Graph) -> int:

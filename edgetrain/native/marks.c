@@ -1,7 +1,7 @@
-/* Places and the nanoseconds at which they were passed, one after the other: what edgetrain/native/marks.py does in
- * Python, in a quarter of the time. A step that is traced is marked hundreds of times.
+/* Places of a program with the nanoseconds when they were reached: what edgetrain/native/marks.py does in Python, in a
+ * quarter of the time. A traced step is marked hundreds of times.
  *
- * Marks(): mark(place) appends the place and CLOCK_MONOTONIC's nanoseconds. bytes(marks) gives all of them as int64s.
+ * Marks(): mark(place) appends the place and CLOCK_MONOTONIC's nanoseconds. bytes(marks) returns all of them as int64s.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -1,29 +1,28 @@
-// Batch norm of a training step on the CPU, with the clamp that follows it (none, ReLU, ReLU6): channels-last floats.
+// Batch norm of a training step on the CPU, with the clamp after it (none, ReLU, ReLU6): channels-last floats.
 //
 // x is a dense matrix of `rows` by C: an N,C,H,W tensor in channels-last order, rows = N*H*W. Three functions:
 //
 //     statistics   mean[C], invstd[C] and the running statistics                            reads x once
 //     apply        y = clamp((x - mean) * (invstd * weight) + bias, low, high)               reads x once
-//     backward     dx, dweight, dbias, with dy taken as 0 where the clamp holds y fast       reads dy and x twice
+//     backward     dx, dweight, dbias, with dy taken as 0 where y is clamped                 reads dy and x twice
 //
-// Exact: every sum is over a column, so the lanes of a vector never meet. Four or eight rows are added as a tree of
-// floats, and that sum to a double. The variance is taken of x less a shift that follows the mean of the rows before,
-// block by block, and blocks are merged as Chan, Golub and LeVeque do: what lies between the shift and the mean of a
-// block is part of the variance itself, so that roundings stay small beside it wherever the mean lies.
+// Exact: every sum is over a column, so the lanes of a vector never mix. Four or eight rows are added as a tree of
+// floats, and that sum to a double. The variance is that of x less a shift, the mean of the rows before, by blocks;
+// these are merged as by Chan, Golub and LeVeque. The distance of the shift from the mean of a block is part of the
+// variance itself, so that rounding stays small relative to it wherever the mean lies.
 //
 // Repeatable: the rows are cut into parts that depend on the shape alone, parts are merged in order, and the compiler
-// may not contract a product and a sum into one rounding (-ffp-contract=off, see setup.py). So the results are bitwise
-// the same on every call, with any number of threads and any vector width, and `backward` sees the very y of `apply`.
+// may not fuse a product and a sum (-ffp-contract=off, see setup.py). So the results are bitwise the same on every
+// call, with any number of threads and any vector width, and `backward` computes the same y as `apply`.
 //
-// Fast: large tensors come from memory, and one thread waits for it less when it reads several places at once. So a run
-// of rows is read as a few streams, far apart, side by side. (Rows that follow each other at once, on the other hand,
-// confuse the prefetcher: a third of the speed.)
+// Fast: large tensors come from memory, and a thread waits less when it reads several places at once. So a run of rows
+// is read as a few streams, far apart. (Adjacent rows read at once confuse the prefetcher: a third of the speed.)
 //
 //     rows of x       |  part 0  |  part 1  |  part 2  |      a part is the work of one thread
 //     a part          | block      | block      | blo |       256 wide rows, one shift
 //     a block         | stream | stream | stream |            rows 0, n/8, 2n/8, ... together, then the next of each
-//     a wide row      | row | row | row | row |               few channels: as many rows as fill vectors (fold)
-//     many channels   | tile                | tile    |       what is kept for a tile fits on the stack and in L1
+//     a wide row      | row | row | row | row |               few channels: enough rows to fill vectors (fold)
+//     many channels   | tile                | tile    |       a tile's sums fit on the stack and in L1
 
 #include <ATen/Parallel.h>
 
@@ -49,10 +48,10 @@ namespace {
 constexpr int64_t kTile = 1024;             // lanes at one time
 constexpr int64_t kFullLanes = 128;         // rows narrower than this are folded into wide ones
 constexpr int64_t kBlock = 256;             // wide rows of one shift
-constexpr int64_t kPartElements = 1 << 16;  // about 20 µs of work, several times what it takes to wake a thread
-constexpr int64_t kMostParts = 16;
+constexpr int64_t kPartElements = 1 << 16;  // about 20 µs of work, several times the cost of waking a thread
+constexpr int64_t kMaxParts = 16;
 
-// Streams of rows in one tensor: found by trial on Zen 3, eight in all while reading, fewer when writing.
+// Streams of rows in one tensor, tuned on Zen 3: eight in all while reading, fewer when writing.
 constexpr int kSumStreams = 8;
 constexpr int kGradientStreams = 4;
 constexpr int kWriteStreams = 2;
@@ -65,8 +64,8 @@ struct Shape {
 
   Shape(int64_t n_rows, int64_t n_channels) : rows(n_rows), channels(n_channels) {
     while (fold * channels < kFullLanes) fold *= 2;
-    const int64_t wanted = std::clamp(rows * channels / kPartElements, int64_t{1}, kMostParts);
-    // A power of two, which most numbers of threads share evenly.
+    const int64_t wanted = std::clamp(rows * channels / kPartElements, int64_t{1}, kMaxParts);
+    // A power of two, which divides evenly among most numbers of threads.
     n_parts = std::min(static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(wanted))), n_units());
   }
 
@@ -86,7 +85,7 @@ struct Tile {
   int64_t lanes() const { return width * fold; }
 };
 
-// Rows of a tile, wide or not: where the first begins, and what each is made of.
+// Rows of a tile, wide or not: the offset of the first, their stride and lanes.
 struct Run {
   int64_t at;
   int64_t n_rows;
@@ -124,18 +123,18 @@ void each_run(const Shape& shape, const Tile& tile, int64_t first_row, int64_t e
   body(Run{left_at * shape.channels + tile.first, end_row - left_at, shape.channels, tile.width});
 }
 
-// The rows of a run that are left when so many streams have taken theirs.
+// The rows of a run that remain after so many equal streams.
 Run rest(const Run& run, int n_streams) {
   const int64_t done = run.n_rows / n_streams * n_streams;
   return Run{run.at + done * run.stride, run.n_rows - done, run.stride, run.lanes};
 }
 
-// What is known of the first row of a wide one, for all its rows.
+// Repeats the values of the first row for all rows of a wide one.
 void widen(float* values, const Tile& tile) {
   for (int64_t lane = tile.width; lane < tile.lanes(); ++lane) values[lane] = values[lane - tile.width];
 }
 
-// The sums of a wide row's lanes, to one for each channel: by halves, as a tree.
+// Reduces the sums of a wide row's lanes to one for each channel: by halves, as a tree.
 void narrow(double* sums, const Tile& tile) {
   for (int64_t half = tile.lanes() / 2; half >= tile.width; half /= 2) {
     for (int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
@@ -333,12 +332,12 @@ ET_VECTOR void add_gradients(const float* dy, const float* x, const Run& run, co
   add_gradient_streams<1>(dy, x, rest(run, kGradientStreams), by, clamp, sum, dot);
 }
 
-// What is taken off dy: its mean, and what x explains of it.
-struct Taken {
+// What is removed from dy: its mean, and its projection on x.
+struct Removed {
   float average[kTile];
   float slope[kTile];
 
-  Taken(const Tile& tile, const double* averages, const double* slopes) {
+  Removed(const Tile& tile, const double* averages, const double* slopes) {
     std::copy_n(averages + tile.first, tile.width, average);
     std::copy_n(slopes + tile.first, tile.width, slope);
     widen(average, tile);
@@ -348,7 +347,7 @@ struct Taken {
 
 template <int n_streams>
 ET_INLINE void write_gradient_streams(const float* dy, const float* x, float* dx, const Run& run, const Normal& by,
-                                      const Taken& taken, Clamp clamp) {
+                                      const Removed& removed, Clamp clamp) {
   const int64_t length = run.n_rows / n_streams;
   const int64_t apart = length * run.stride;
   for (int64_t row = 0; row < length; ++row) {
@@ -360,16 +359,16 @@ ET_INLINE void write_gradient_streams(const float* dy, const float* x, float* dx
       for (int k = 0; k < n_streams; ++k) {
         const float centred = xs[k * apart + lane] - by.mean[lane];
         const float gradient = masked(dys[k * apart + lane], affine(centred, by.scale[lane], by.bias[lane]), clamp);
-        dxs[k * apart + lane] = (gradient - taken.average[lane] - centred * taken.slope[lane]) * by.scale[lane];
+        dxs[k * apart + lane] = (gradient - removed.average[lane] - centred * removed.slope[lane]) * by.scale[lane];
       }
     }
   }
 }
 
 ET_VECTOR void write_gradients(const float* dy, const float* x, float* dx, const Run& run, const Normal& by,
-                               const Taken& taken, Clamp clamp) {
-  write_gradient_streams<kWriteStreams>(dy, x, dx, run, by, taken, clamp);
-  write_gradient_streams<1>(dy, x, dx, rest(run, kWriteStreams), by, taken, clamp);
+                               const Removed& removed, Clamp clamp) {
+  write_gradient_streams<kWriteStreams>(dy, x, dx, run, by, removed, clamp);
+  write_gradient_streams<1>(dy, x, dx, rest(run, kWriteStreams), by, removed, clamp);
 }
 
 // sums += dy and dots += dy * (x - mean), of rows [first, end), a double for each channel.
@@ -385,22 +384,22 @@ void part_gradients(const float* dy, const float* x, const Shape& shape, const T
   std::copy_n(dot, tile.width, dots);
 }
 
-// Two doubles a channel for each part; kept by the calling thread, because a step calls this for every layer.
+// Two doubles a channel for each part; reused by the calling thread, as a step calls this for every layer.
 double* part_sums(const Shape& shape) {
-  thread_local std::vector<double> kept;
+  thread_local std::vector<double> sums;
   const size_t needed = static_cast<size_t>(2 * shape.n_parts * shape.channels);
-  if (kept.size() < needed) kept.resize(needed);
-  return kept.data();
+  if (sums.size() < needed) sums.resize(needed);
+  return sums.data();
 }
 
 }  // namespace
 
 extern "C" {
 
-// The PyTorch that it was built for: its thread pool may look different in another.
+// The PyTorch that it was built for: its thread pool may differ in another.
 const char* et_torch_version() { return ET_TORCH_VERSION; }
 
-// running_mean and running_var: changed in place, or null.
+// running_mean and running_var are updated in place, or null.
 void et_norm_statistics(const float* x, int64_t rows, int64_t channels, float* mean, float* invstd, float* running_mean,
                         float* running_var, double momentum, double eps) {
   const Shape shape(rows, channels);
@@ -426,7 +425,7 @@ void et_norm_statistics(const float* x, int64_t rows, int64_t channels, float* m
   follow(running_var, squares, 1.0 / (n - 1.0), momentum, channels);
 }
 
-// weight and bias: or null, for 1 and 0. y may be x.
+// weight and bias may be null, for 1 and 0. y may be x.
 void et_norm_apply(const float* x, float* y, int64_t rows, int64_t channels, const float* mean, const float* invstd,
                    const float* weight, const float* bias, float low, float high) {
   const Shape shape(rows, channels);
@@ -438,7 +437,7 @@ void et_norm_apply(const float* x, float* y, int64_t rows, int64_t channels, con
   });
 }
 
-// weight and bias, dweight and dbias: or null. dx may be dy.
+// weight and bias, dweight and dbias may be null. dx may be dy.
 void et_norm_backward(const float* dy, const float* x, float* dx, int64_t rows, int64_t channels, const float* mean,
                       const float* invstd, const float* weight, const float* bias, float low, float high,
                       float* dweight, float* dbias) {
@@ -467,8 +466,8 @@ void et_norm_backward(const float* dy, const float* x, float* dx, int64_t rows, 
   each_part(shape, [&](int64_t, int64_t first, int64_t end) {
     each_tile(shape, [&](const Tile& tile) {
       const Normal by(tile, mean, invstd, weight, bias);
-      const Taken taken(tile, sums, dots);
-      each_run(shape, tile, first, end, [&](const Run& run) { write_gradients(dy, x, dx, run, by, taken, clamp); });
+      const Removed removed(tile, sums, dots);
+      each_run(shape, tile, first, end, [&](const Run& run) { write_gradients(dy, x, dx, run, by, removed, clamp); });
     });
   });
 }

@@ -1,18 +1,17 @@
-/* Do the same objects stand at the same places? What edgetrain/native/same.py does in Python, in a quarter of the time.
+/* Are the same objects at the same places? What edgetrain/native/same.py does in Python, in a quarter of the time.
  *
- * Places(rows): rows are (mapping, size or None, keys, objects), the mapping a dict, a class or another mapping; without
- *     keys it may be any container.
- *     changed(first) gives the number of the first row, from `first` on, whose mapping has not that size or has
- *     another object, or none, at one of the keys; -1 where there is no such row. A dict that was not written to since
- *     it was looked at last is known by its version, and nothing in it is read: before a step all of this memory is
- *     cold. Python 3.13 has no versions any more; there each row is read.
+ * Places(rows): rows are (mapping, size or None, keys, objects), the mapping a dict, a class or another mapping;
+ *     without keys it may be any container.
+ *     changed(first) returns the number of the first row, from `first` on, whose mapping has another size, or another
+ *     object or none at one of the keys; -1 if there is no such row. A dict that was not written to since the last call
+ *     is known by its version and not read: before a step all of this memory is cold. Python 3.13 has no versions:
+ *     there each row is read.
  * functions(rows): rows are (function, code, defaults, named defaults). Whether each function has these objects.
  * objects(rows): rows are (object, class, dict or None). Whether each object has this class, and this __dict__.
  * orders(rows): rows are (class, tuple). Whether each class has these bases, in this order.
- * lists(rows), sets(rows): rows are (list or set, tuple): what it held. Whether each holds the same objects in the same
- *     order.
- * dicts(rows, versions): the same of dicts, a tuple having each key and its value in turn. versions is a bytearray with
- *     eight bytes a row, at first all zero: where a dict is what it was, its version is kept there.
+ * lists(rows), sets(rows): rows are (list or set, tuple). Whether each holds the objects of the tuple in this order.
+ * dicts(rows, versions): the same for dicts; the tuple has each key and its value in turn. versions is a bytearray with
+ *     eight bytes a row, at first all zero: it keeps the version of each dict that is unchanged.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -23,7 +22,7 @@
 #define HAS_VERSIONS 0
 #endif
 
-/* The row at a place, a tuple of that length; NULL with an exception where it is none. */
+/* The row at a place, a tuple of that length; NULL with an exception if it is not. */
 static PyObject *row_at(PyObject *rows, Py_ssize_t place, Py_ssize_t length)
 {
     PyObject *row = PyList_GET_ITEM(rows, place);
@@ -36,7 +35,7 @@ static PyObject *row_at(PyObject *rows, Py_ssize_t place, Py_ssize_t length)
 
 typedef struct {
     PyObject *dict; /* borrowed from the row; NULL: another mapping */
-    uint64_t version; /* with which all of the row was right; 0: none */
+    uint64_t version; /* of the dict when the row was last checked; 0: none */
 } Place;
 
 typedef struct {
@@ -45,7 +44,7 @@ typedef struct {
     Place *places;
 } Places;
 
-/* The dict itself, where it is one or a class has it; NULL for other mappings. */
+/* The dict itself, or that of a class; NULL for other mappings. */
 static PyObject *dict_of(PyObject *mapping)
 {
     if (PyDict_CheckExact(mapping) || PyODict_CheckExact(mapping)) {
@@ -58,7 +57,7 @@ static PyObject *dict_of(PyObject *mapping)
     return ((PyTypeObject *)mapping)->tp_dict;
 #else
     PyObject *dict = PyType_GetDict((PyTypeObject *)mapping);
-    Py_XDECREF(dict); /* the class keeps it */
+    Py_XDECREF(dict); /* the class holds a reference */
     return dict;
 #endif
 }
@@ -72,8 +71,8 @@ static uint64_t version_of(PyObject *dict)
 #endif
 }
 
-/* 1: there it is; 0: something else, or nothing; -1: an exception is set. */
-static int stands_at(PyObject *dict, PyObject *mapping, PyObject *key, PyObject *object)
+/* 1: the object is there; 0: another one or none; -1: an exception is set. */
+static int is_at(PyObject *dict, PyObject *mapping, PyObject *key, PyObject *object)
 {
     if (dict != NULL) {
         PyObject *now = PyDict_GetItemWithError(dict, key);
@@ -92,7 +91,7 @@ static int stands_at(PyObject *dict, PyObject *mapping, PyObject *key, PyObject 
 }
 
 /* As stands_at, of a whole row. */
-static int row_stands(PyObject *dict, PyObject *row)
+static int row_is_same(PyObject *dict, PyObject *row)
 {
     PyObject *mapping = PyTuple_GET_ITEM(row, 0), *size = PyTuple_GET_ITEM(row, 1);
     PyObject *keys = PyTuple_GET_ITEM(row, 2), *objects = PyTuple_GET_ITEM(row, 3);
@@ -107,7 +106,7 @@ static int row_stands(PyObject *dict, PyObject *row)
         }
     }
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(keys); at++) {
-        const int same = stands_at(dict, mapping, PyTuple_GET_ITEM(keys, at), PyTuple_GET_ITEM(objects, at));
+        const int same = is_at(dict, mapping, PyTuple_GET_ITEM(keys, at), PyTuple_GET_ITEM(objects, at));
         if (same != 1) {
             return same;
         }
@@ -136,7 +135,7 @@ static PyObject *places_new(PyTypeObject *type, PyObject *arguments, PyObject *n
     if (self == NULL) {
         return NULL;
     }
-    self->rows = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* of our own: nobody shortens it */
+    self->rows = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* a copy, which nobody else can change */
     self->places = self->rows == NULL ? NULL : PyMem_Calloc(PyList_GET_SIZE(rows) + 1, sizeof(Place));
     if (self->places == NULL) {
         Py_DECREF(self);
@@ -189,7 +188,7 @@ static PyObject *changed(Places *self, PyObject *argument)
         if (version != 0 && version == place->version) {
             continue;
         }
-        const int same = row_stands(place->dict, PyList_GET_ITEM(rows, number));
+        const int same = row_is_same(place->dict, PyList_GET_ITEM(rows, number));
         if (same < 0) {
             return NULL;
         }
@@ -202,7 +201,7 @@ static PyObject *changed(Places *self, PyObject *argument)
 }
 
 static PyMethodDef places_methods[] = {
-    {"changed", (PyCFunction)changed, METH_O, "The number of the first row, from one on, that is not so now; or -1."},
+    {"changed", (PyCFunction)changed, METH_O, "The number of the first changed row, from the given one on; or -1."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -271,7 +270,7 @@ static PyObject *objects(PyObject *module, PyObject *rows)
         if (now == NULL) {
             return NULL;
         }
-        Py_DECREF(now); /* the object keeps it */
+        Py_DECREF(now); /* the object holds a reference */
         if (now != then) {
             Py_RETURN_FALSE;
         }
@@ -320,7 +319,7 @@ static int set_holds(PyObject *set, PyObject *then, uint64_t *version)
     if (table->used != PyTuple_GET_SIZE(then)) {
         return 0;
     }
-    /* Of a member that was removed a dummy stays in its place, with a hash that no member has. */
+    /* A removed member leaves a dummy, with a hash that no member has. */
     Py_ssize_t at = 0;
     for (const setentry *entry = table->table; entry <= table->table + table->mask; entry++) {
         if (entry->key == NULL || entry->hash == -1) {
@@ -353,7 +352,7 @@ static int dict_holds(PyObject *dict, PyObject *then, uint64_t *version)
     return 1;
 }
 
-/* versions: one a row, or NULL where containers have none. */
+/* versions: one for each row, or NULL. */
 static PyObject *each_holds(PyObject *rows, int (*is_kind)(PyObject *),
                             int (*holds)(PyObject *, PyObject *, uint64_t *), uint64_t *versions)
 {

@@ -1,13 +1,13 @@
-/* A run of the sampler's ticks without waking Python: sleep until each is due, and read clocks and small files.
+/* Ticks of the sampler without waking Python: sleep until each is due, then read clocks and small files.
  *
- * In:  n ticks: when each is due and when its slot ends; m lanes, each a clock or an open file; room for what files hold.
- * Out: for each tick when it woke; for each lane of it the time before and after the reading, and
+ * In:  n ticks: when each is due and when its slot ends; m lanes, each a clock or an open file; room for their content.
+ * Out: for each tick when it woke; for each of its lanes the time before and after the reading, and
  *        of a clock:  its nanoseconds
- *        of a file:   where in `text` that lies which it held, and how many bytes it is
- *      ET_NOTHING where there is nothing.
+ *        of a file:   the offset of its content in `text`, and its bytes
+ *      ET_NOTHING if there is none.
  *
- * Times are nanoseconds of CLOCK_MONOTONIC. A tick whose slot is over is not read. Returns how many ticks it came to:
- * fewer than n if it was told to stop or has no room left.
+ * Times are nanoseconds of CLOCK_MONOTONIC. A tick whose slot is over is not read. Returns the number of ticks: fewer
+ * than n if `stop` was set or the text is full.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 #define ET_NOTHING INT64_MIN
-#define ET_MOST_BYTES 65536 /* of one file, from its beginning */
+#define ET_MAX_BYTES 65536 /* of one file, from its beginning */
 
 typedef struct {
     int32_t is_clock;
     int32_t handle; /* a clock's number, or an open file's */
-    int64_t every;  /* read in slots that, with `shift` more, this divides */
+    int64_t every;  /* read in each slot for which (slot + shift) is a multiple of it */
     int64_t shift;
 } et_lane;
 
@@ -49,13 +49,13 @@ typedef struct {
     int64_t size, used;
 } et_text;
 
-/* How many bytes a file holds, after they were put behind the others. */
-static int64_t content(int file, et_text *text)
+/* Appends a file's content to the text; its bytes. */
+static int64_t append_content(int file, et_text *text)
 {
     const int64_t left = text->size - text->used;
-    const int64_t most = left < ET_MOST_BYTES ? left : ET_MOST_BYTES;
-    const ssize_t size = pread(file, text->bytes + text->used, (size_t)most, 0);
-    if (size <= 0 || (size == most && most < ET_MOST_BYTES)) {
+    const int64_t room = left < ET_MAX_BYTES ? left : ET_MAX_BYTES;
+    const ssize_t size = pread(file, text->bytes + text->used, (size_t)room, 0);
+    if (size <= 0 || (size == room && room < ET_MAX_BYTES)) {
         return ET_NOTHING;
     }
     text->used += size;
@@ -65,7 +65,7 @@ static int64_t content(int file, et_text *text)
 static et_reading reading(const et_lane *lane, et_text *text)
 {
     et_reading r = {.before_ns = now_ns(CLOCK_MONOTONIC), .start = text->used};
-    r.value = lane->is_clock ? now_ns((clockid_t)lane->handle) : content(lane->handle, text);
+    r.value = lane->is_clock ? now_ns((clockid_t)lane->handle) : append_content(lane->handle, text);
     r.after_ns = now_ns(CLOCK_MONOTONIC);
     return r;
 }

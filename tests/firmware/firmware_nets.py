@@ -115,7 +115,7 @@ def adamw(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @dataclass(frozen=True)
-class Made:
+class Exported:
     """A project and what it was made from."""
 
     net: Net
@@ -138,7 +138,7 @@ def make(
     keep_every: int | None = None,
     planned: Callable[[Graph], Plan] = lambda graph: et.keep_all(graph, updates="final"),
     seed: int = 0,
-) -> Made:
+) -> Exported:
     torch.manual_seed(seed)
     model = net.build()
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -146,4 +146,4 @@ def make(
     graph = et.lower_for_firmware(et.capture(model, net.loss, updates, net.batch(), use_cache=False))
     plan = planned(graph)
     project = et.export(graph, plan, model, updates, target=target, out=out, keep_every=keep_every)
-    return Made(net, model, updates, graph, plan, project)
+    return Exported(net, model, updates, graph, plan, project)

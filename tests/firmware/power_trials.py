@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import command, write_batches
-from tests.firmware.firmware_nets import Made
+from tests.firmware.firmware_nets import Exported
 
 CUT = 9  # the exit code of a trial whose power was cut
 COMMIT, LINE_BYTES, PAGE_BYTES = 0x20C0DE01, 64, 256
@@ -83,12 +83,12 @@ def _whole(slot: bytes) -> bool | None:
     return zlib.crc32(data, zlib.crc32(slot[LINE_BYTES : LINE_BYTES + 12])) == int(checksum)
 
 
-def trial(made: Made, steps: int, where: Path, changes: Iterable[tuple[str, str]] = ()) -> Trial:
+def trial(exported: Exported, steps: int, where: Path, changes: Iterable[tuple[str, str]] = ()) -> Trial:
     """The project with a flash that can be cut off, built in a copy. changes: of the text of checkpoint.c.
 
     On Linux the pages of the file are made smaller, so that a slot has many.
     """
-    project = shutil.copytree(made.project.folder, where / "fw", ignore=shutil.ignore_patterns("build"))
+    project = shutil.copytree(exported.project.folder, where / "fw", ignore=shutil.ignore_patterns("build"))
     driver, keeper = project / "board/flash_file.c", project / "checkpoint.c"
     driver.write_text("#define FLASH_TRIALS 1\n" + driver.read_text())
     text = keeper.read_text()
@@ -101,80 +101,82 @@ def trial(made: Made, steps: int, where: Path, changes: Iterable[tuple[str, str]
     if not described["is_board"]:
         layout.write_text(layout.read_text().replace("PAGE_BYTES 4096u", f"PAGE_BYTES {PAGE_BYTES}u"))
     words = command(described, build(project).program.resolve())
-    write_batches(where / "batches.bin", described, made.batches(steps))
+    write_batches(where / "batches.bin", described, exported.batches(steps))
     slot, page = (int(re.findall(rf"FLASH_{what}_BYTES (\d+)", layout.read_text())[0]) for what in ("SLOT", "PAGE"))
     return Trial(where, words, slot, page)
 
 
-def uninterrupted(found: Trial, steps: int) -> list[bytes]:
+def uninterrupted(device: Trial, steps: int) -> list[bytes]:
     """Everything that changes, after 0, 1, 2, … steps without a loss of power."""
     expected = []
     for n in range(steps + 1):
-        found.flash.unlink(missing_ok=True)
-        ended = found.run(n)
+        device.flash.unlink(missing_ok=True)
+        ended = device.run(n)
         assert ended.code == 0
         expected.append(ended.trained)
     return expected
 
 
-def first_wrong(found: Trial, expected: list[bytes], cuts: Iterable[int], *, saves: int, to_end: int = 1) -> str | None:
+def first_wrong(
+    device: Trial, expected: list[bytes], cuts: Iterable[int], *, saves: int, to_end: int = 1
+) -> str | None:
     """Cut the power in the midst of a save, the one after so many others, at each of these writes. What is wrong after
     the first of them that something is wrong after; None where all is well.
 
     to_end: every so many trials go on to the last step.
     """
-    found.flash.unlink(missing_ok=True)
+    device.flash.unlink(missing_ok=True)
     if saves:
-        found.run(saves)
-    before = found.flash.read_bytes() if saves else b""
+        device.run(saves)
+    before = device.flash.read_bytes() if saves else b""
     for cut in cuts:
-        found.flash.write_bytes(before)
-        said = _wrong(found, expected, cut, saves, cut % to_end == 0)
+        device.flash.write_bytes(before)
+        said = _wrong(device, expected, cut, saves, cut % to_end == 0)
         if said is not None:
             return f"cut at write {cut}: {said}"
     return None
 
 
-def _wrong(found: Trial, expected: list[bytes], cut: int, saves: int, to_end: bool) -> str | None:
-    writes = found.writes_of_a_save() if saves else cut + LINE_BYTES
+def _wrong(device: Trial, expected: list[bytes], cut: int, saves: int, to_end: bool) -> str | None:
+    writes = device.writes_of_a_save() if saves else cut + LINE_BYTES
     step = saves + (cut > writes - LINE_BYTES // 4 + 1)  # the commit word is the first of the last line
-    code = found.run(saves + 1, (cut, cut)).code
+    code = device.run(saves + 1, (cut, cut)).code
     if code != CUT:
         return f"exit code {code}"
-    if False in found.whole():
+    if False in device.whole():
         return "a copy is committed and not whole"
-    restarted = found.run(0)
+    restarted = device.run(0)
     if restarted.code or restarted.steps_before != step:
         return f"exit code {restarted.code}, starts from step {restarted.steps_before}"
     if restarted.trained != expected[step]:
         return "it does not start from a whole copy"
-    if to_end and found.run(len(expected) - 1).trained != expected[-1]:
+    if to_end and device.run(len(expected) - 1).trained != expected[-1]:
         return "it does not end as an uninterrupted run does"
     return None
 
 
 def killed_at_random(
-    found: Trial, expected: list[bytes], *, longest_s: float, least: int, draw: random.Random
+    device: Trial, expected: list[bytes], *, longest_s: float, least: int, draw: random.Random
 ) -> tuple[int, int]:
     """Kill the program, start it again, and so on until it was killed so often, and within a save once; then let it
     end. How often it was killed, and how often within a save."""
     steps, kills, within = len(expected) - 1, 0, 0
     while kills < least or (not within and kills < 20 * least):
-        found.prepare(steps)
-        process = subprocess.Popen(found.words, cwd=found.where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        device.prepare(steps)
+        process = subprocess.Popen(device.words, cwd=device.where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(draw.uniform(0, longest_s))
         process.kill()
         if process.wait() == 0:
-            found.flash.unlink()  # it was done: from the start again
+            device.flash.unlink()  # it was done: from the start again
             continue
         kills += 1
-        if not found.flash.exists():
+        if not device.flash.exists():
             continue
-        if found.flash.stat().st_size == 2 * found.slot_bytes:
-            states = found.whole()
+        if device.flash.stat().st_size == 2 * device.slot_bytes:
+            states = device.whole()
             within += None in states and True in states
-        restarted = found.run(0)
+        restarted = device.run(0)
         assert restarted.code == 0
         assert restarted.trained == expected[restarted.steps_before]
-    assert found.run(steps).trained == expected[-1]
+    assert device.run(steps).trained == expected[-1]
     return kills, within

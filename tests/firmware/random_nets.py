@@ -28,7 +28,7 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant
 from edgetrain.firmware.emulate import Run, run_firmware
 from edgetrain.firmware.references import FACTOR, WAYS_OF_SMALL_NETS, Batch, References
-from tests.firmware.firmware_nets import Made, Net, Optimizers, adam, adamw, make, nesterov, plain_sgd, sgd
+from tests.firmware.firmware_nets import Exported, Net, Optimizers, adam, adamw, make, nesterov, plain_sgd, sgd
 
 ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Tanh)
 OPTIMIZERS: tuple[Optimizers, ...] = (plain_sgd, sgd, nesterov, adam, adamw)
@@ -201,17 +201,17 @@ def check(net: Net, optimizer: Optimizers, seed: int, variant: Variant) -> None:
     """The program trains and predicts as PyTorch does, within its memory, under the sanitizers of the variant."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "fw"
-        made = make(net, folder, optimizer=optimizer, seed=seed)
-        batches = made.batches(2)
-        one, two = (run_firmware(folder, batches[:steps], variant=variant) for steps in (1, 2))
+        exported = make(net, folder, optimizer=optimizer, seed=seed)
+        batches = exported.batches(2)
+        first, second = (run_firmware(folder, batches[:steps], variant=variant) for steps in (1, 2))
         predicted = run_firmware(folder, batches, variant=variant, predict=True)
         _compiles_without_a_warning(folder)
-    _gradients_are_right(made, one, batches)
-    _updates_are_right(made, two)
-    _results_are_right(made, predicted, batches)
-    assert one.losses[0] == two.losses[0]
-    assert two.arena_used_bytes <= made.project.arena_bytes
-    assert made.project.arena_live_bytes == made.plan.peak_bytes - made.plan.persistent_bytes
+    _gradients_are_right(exported, first, batches)
+    _updates_are_right(exported, second)
+    _results_are_right(exported, predicted, batches)
+    assert first.losses[0] == second.losses[0]
+    assert second.arena_used_bytes <= exported.project.arena_bytes
+    assert exported.project.arena_live_bytes == exported.plan.peak_bytes - exported.plan.persistent_bytes
 
 
 def _compiles_without_a_warning(folder: Path) -> None:
@@ -219,25 +219,25 @@ def _compiles_without_a_warning(folder: Path) -> None:
     for compiler in ("gcc", "clang"):
         if shutil.which(compiler) is None:
             continue
-        made = ["build/firmware.objects/model.o", "build/firmware.objects/main.o"]
-        command = ["make", "-s", "-C", str(folder), f"CC={compiler} -fsyntax-only", *made]
+        objects = ["build/firmware.objects/model.o", "build/firmware.objects/main.o"]
+        command = ["make", "-s", "-C", str(folder), f"CC={compiler} -fsyntax-only", *objects]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 
-def _gradients_are_right(made: Made, run: Run, batches: Sequence[Batch]) -> None:
+def _gradients_are_right(exported: Exported, run: Run, batches: Sequence[Batch]) -> None:
     """Those of the first step, and the statistics of norms after it."""
-    references = References(made.model, made.net.loss, made.optimizer, ways=WAYS_OF_SMALL_NETS)
+    references = References(exported.model, exported.net.loss, exported.optimizer, ways=WAYS_OF_SMALL_NETS)
     rows = parity.rows_of({1: run}, references, batches)
     gradients = [row for row in rows if row.what == "gradient"]
-    buffers = {name for name, _ in made.model.named_buffers()}
-    assert {row.name for row in gradients} == {name for name, p in made.model.named_parameters() if p.requires_grad}
+    buffers = {name for name, _ in exported.model.named_buffers()}
+    assert {row.name for row in gradients} == {name for name, p in exported.model.named_parameters() if p.requires_grad}
     parity.require_right([*gradients, *(row for row in rows if row.name in buffers)])
 
 
-def _updates_are_right(made: Made, run: Run) -> None:
+def _updates_are_right(exported: Exported, run: Run) -> None:
     """Weights and the optimizer's state, after its steps over the gradients that the firmware found."""
-    exact, single = (_updated(made, run, dtype) for dtype in (torch.float64, torch.float32))
+    exact, single = (_updated(exported, run, dtype) for dtype in (torch.float64, torch.float32))
     assert set(exact) <= set(run.tensors)
     for name, right in exact.items():
         allowed = max(FACTOR * _furthest(single[name], right), 2 * _EPS * float(right.abs().max()))
@@ -245,36 +245,36 @@ def _updates_are_right(made: Made, run: Run) -> None:
         assert off <= allowed, f"{name} is off by {off:.3g}, allowed {allowed:.3g}"
 
 
-def _updated(made: Made, run: Run, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    model, optimizer = copy.deepcopy((made.model, made.optimizer))
+def _updated(exported: Exported, run: Run, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
+    model, optimizer = copy.deepcopy((exported.model, exported.optimizer))
     model.to(dtype)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for gradients in run.gradients:
         for name, p in trained.items():
             p.grad = gradients[name].to(dtype)
         optimizer.step()
-    found = {name: p.detach() for name, p in trained.items()}
+    tensors = {name: p.detach() for name, p in trained.items()}
     for name, p in trained.items():
         state = optimizer.state.get(p, {})
-        found |= {f"{name}.{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    return found
+        tensors |= {f"{name}.{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return tensors
 
 
-def _results_are_right(made: Made, run: Run, batches: Sequence[Batch]) -> None:
+def _results_are_right(exported: Exported, run: Run, batches: Sequence[Batch]) -> None:
     """Of the model in eval mode. Its activations are continuous: no side of a bend matters here."""
     for results, (x, *_) in zip(run.results, batches, strict=True):
-        exact, single = (_predicted(made.model, x, dtype) for dtype in (torch.float64, torch.float32))
-        found = torch.from_numpy(results.copy())
+        exact, single = (_predicted(exported.model, x, dtype) for dtype in (torch.float64, torch.float32))
+        value = torch.from_numpy(results.copy())
         allowed = max(FACTOR * _furthest(single, exact), 16 * _EPS * float(exact.abs().max()))
-        off = _furthest(found, exact)
+        off = _furthest(value, exact)
         assert off <= allowed, f"results are off by {off:.3g}, allowed {allowed:.3g}"
 
 
 def _predicted(model: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As they lie in the program's memory."""
     with torch.no_grad():
-        found: torch.Tensor = copy.deepcopy(model).to(dtype).eval()(x.to(dtype))
-    return (found.permute(0, 2, 3, 1) if found.dim() == 4 else found).flatten()
+        value: torch.Tensor = copy.deepcopy(model).to(dtype).eval()(x.to(dtype))
+    return (value.permute(0, 2, 3, 1) if value.dim() == 4 else value).flatten()
 
 
 def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -50,10 +50,10 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if board and (shutil.which("qemu-system-arm") is None or shutil.which("arm-none-eabi-gcc") is None):
         pytest.skip("qemu-system-arm or arm-none-eabi-gcc is not installed")
     where = tmp_path_factory.mktemp("batches")
-    made = make(NETS["mlp"], where / "fw", optimizer=plain_sgd, target=request.param)
+    exported = make(NETS["mlp"], where / "fw", optimizer=plain_sgd, target=request.param)
     described = load_project(where / "fw")
     built = build(where / "fw", "plain" if board else "sanitize")
-    write_batches(where / "whole.bin", described, made.batches(2))
+    write_batches(where / "whole.bin", described, exported.batches(2))
     return Program(command(described, built.program.resolve()), (where / "whole.bin").read_bytes(), where)
 
 
@@ -77,17 +77,17 @@ def test_a_header_that_is_wrong_is_refused(program: Program) -> None:
         header(magic=b"ETB2"), header(magic=b"\0\0\0\0"), header(what=2), header(what=2**32 - 1),
         header(batch_bytes=BATCH - 1), header(batch_bytes=BATCH + 4), header(batch_bytes=0),
     )  # fmt: skip
-    for given in wrong:
-        assert program.run(given + data) == (2, b""), given
+    for prefix in wrong:
+        assert program.run(prefix + data) == (2, b""), prefix
     for batches in (3, 2**31, 2**32 - 1):  # more than there are
         assert program.run(header(batches=batches) + data) == (3, b"")
 
 
 def test_what_follows_the_batches_that_the_header_counts_is_not_read(program: Program) -> None:
-    one = program.run(header(batches=1) + program.whole[HEADER : HEADER + BATCH])
-    assert one[0] == 0
-    assert program.run(header(batches=1) + program.whole[HEADER:]) == one
-    assert program.run(header(batches=1) + program.whole[HEADER:] + b"\xff" * 1000) == one
+    result = program.run(header(batches=1) + program.whole[HEADER : HEADER + BATCH])
+    assert result[0] == 0
+    assert program.run(header(batches=1) + program.whole[HEADER:]) == result
+    assert program.run(header(batches=1) + program.whole[HEADER:] + b"\xff" * 1000) == result
     assert program.run(header(batches=0))[0] == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import firmware as benchmark
 from edgetrain.errors import InternalError
 from edgetrain.firmware.emulate import run_firmware
-from tests.firmware.firmware_nets import NETS, Made, make, plain_sgd
+from tests.firmware.firmware_nets import NETS, Exported, make, plain_sgd
 
 missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
@@ -19,11 +19,11 @@ MOST = 4.0  # instructions a multiply-add
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def board(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return make(NETS["mlp"], tmp_path_factory.mktemp("counted") / "fw", optimizer=plain_sgd, target="nrf52840")
 
 
-def test_two_runs_count_the_same_and_every_call_has_its_own(board: Made) -> None:
+def test_two_runs_count_the_same_and_every_call_has_its_own(board: Exported) -> None:
     batches = board.batches(3)
     run, again = (run_firmware(board.project.folder, batches) for _ in range(2))
     assert run.calls == again.calls
@@ -44,7 +44,7 @@ def test_two_runs_count_the_same_and_every_call_has_its_own(board: Made) -> None
     assert sum(call.instructions for call in longer.calls) == pytest.approx(2 * in_steps, rel=0.01)
 
 
-def test_a_step_with_other_calls_than_the_project_has_is_refused(board: Made, tmp_path: Path) -> None:
+def test_a_step_with_other_calls_than_the_project_has_is_refused(board: Exported, tmp_path: Path) -> None:
     folder = shutil.copytree(board.project.folder, tmp_path / "copy")
     project = json.loads((folder / "project.json").read_text())
     project["calls"].reverse()
@@ -55,12 +55,12 @@ def test_a_step_with_other_calls_than_the_project_has_is_refused(board: Made, tm
 
 @pytest.mark.parametrize("name", ["lenet", "autoencoder", "grouped"])
 def test_kernels_take_few_instructions_as_kept(name: str, tmp_path: Path) -> None:
-    found = benchmark.figures(benchmark.run_step(benchmark.NETS[name], tmp_path / "fw"))
+    figures = benchmark.figures(benchmark.run_step(benchmark.NETS[name], tmp_path / "fw"))
     kept = json.loads(benchmark.KEPT.read_text())
     if kept["about"] == benchmark.about():
-        assert found == kept["nets"][name]
-    assert found["kernels"]
-    assert all(rate <= MOST for rate in found["kernels"].values())
+        assert figures == kept["nets"][name]
+    assert figures["kernels"]
+    assert all(rate <= MOST for rate in figures["kernels"].values())
 
 
 def test_the_kept_kernels_are_at_most_four_instructions_a_multiply_add() -> None:

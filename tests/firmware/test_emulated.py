@@ -20,7 +20,7 @@ from edgetrain.firmware import parity
 from edgetrain.firmware.build import build, load_project
 from edgetrain.firmware.emulate import FirmwareFailed, Run, command, run_firmware, write_batches
 from edgetrain.firmware.references import References
-from tests.firmware.firmware_nets import NETS, Made, Net, adam, make, plain_sgd, sgd
+from tests.firmware.firmware_nets import NETS, Exported, Net, adam, make, plain_sgd, sgd
 
 missing = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
@@ -37,26 +37,31 @@ CASES += [(target, "everything") for target in RAM_BYTES if target != "mkr1000"]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]]:
+def reference(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Net], tuple[Exported, Run, list[tuple[torch.Tensor, ...]]]]:
     """The same net on this machine, run once."""
 
     @functools.cache
-    def run(net: Net) -> tuple[Made, Run, list[tuple[torch.Tensor, ...]]]:
+    def run(net: Net) -> tuple[Exported, Run, list[tuple[torch.Tensor, ...]]]:
         folder = tmp_path_factory.mktemp("here") / "fw"
-        made = make(net, folder, optimizer=adam)
-        batches = made.batches(STEPS)
-        return made, run_firmware(folder, batches, variant="debug"), batches
+        exported = make(net, folder, optimizer=adam)
+        batches = exported.batches(STEPS)
+        return exported, run_firmware(folder, batches, variant="debug"), batches
 
     return run
 
 
 @pytest.mark.parametrize(("target", "name"), CASES)
 def test_a_board_gives_the_same_bits_as_this_machine(
-    target: str, name: str, here: Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]], tmp_path: Path
+    target: str,
+    name: str,
+    reference: Callable[[Net], tuple[Exported, Run, list[tuple[torch.Tensor, ...]]]],
+    tmp_path: Path,
 ) -> None:
     net = SMALL if name == "everything" else NETS[name]
-    _, expected, batches = here(net)
-    made = make(net, tmp_path / "fw", optimizer=adam, target=target)
+    _, expected, batches = reference(net)
+    exported = make(net, tmp_path / "fw", optimizer=adam, target=target)
     run = run_firmware(tmp_path / "fw", batches, variant="debug")
     assert run.losses == expected.losses
     assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
@@ -64,10 +69,10 @@ def test_a_board_gives_the_same_bits_as_this_machine(
         assert all(torch.equal(value, expected.gradients[step][name]) for name, value in run.gradients[step].items())
         assert all(map(torch.equal, run.sides[step], expected.sides[step]))
     # Memory: predicted by the plan, linked, and measured by paint.
-    live = made.plan.peak_bytes - made.plan.persistent_bytes
-    assert run.built.sections[".arena"] == run.arena_used_bytes == made.project.arena_bytes == live
-    assert made.project.lasting_bytes + made.project.frozen_bytes == made.plan.persistent_bytes
-    assert 0 <= run.built.sections[".bss"] - made.project.lasting_bytes < 64
+    live = exported.plan.peak_bytes - exported.plan.persistent_bytes
+    assert run.built.sections[".arena"] == run.arena_used_bytes == exported.project.arena_bytes == live
+    assert exported.project.lasting_bytes + exported.project.frozen_bytes == exported.plan.persistent_bytes
+    assert 0 <= run.built.sections[".bss"] - exported.project.lasting_bytes < 64
     assert run.built.ram_bytes <= RAM_BYTES[target]
     assert 0 < run.stack_used_bytes < run.built.sections[".stack"] - 512
     assert run.instructions is not None
@@ -79,11 +84,14 @@ def test_a_board_gives_the_same_bits_as_this_machine(
     [("linux-aarch64", "aarch64-linux-gnu-gcc"), ("linux-armv6", "arm-none-eabi-gcc")],
 )
 def test_a_linux_board_gives_the_same_bits_as_this_machine(
-    target: str, compiler: str, here: Callable[[Net], tuple[Made, Run, list[tuple[torch.Tensor, ...]]]], tmp_path: Path
+    target: str,
+    compiler: str,
+    reference: Callable[[Net], tuple[Exported, Run, list[tuple[torch.Tensor, ...]]]],
+    tmp_path: Path,
 ) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    _, expected, batches = here(NETS["tiny_cnn"])
+    _, expected, batches = reference(NETS["tiny_cnn"])
     make(NETS["tiny_cnn"], tmp_path / "fw", optimizer=adam, target=target)
     run = run_firmware(tmp_path / "fw", batches, variant="debug")
     assert run.losses == expected.losses
@@ -93,17 +101,17 @@ def test_a_linux_board_gives_the_same_bits_as_this_machine(
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def board(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return make(NETS["mlp"], tmp_path_factory.mktemp("board") / "fw", optimizer=plain_sgd, target="nrf52840")
 
 
 @pytest.fixture
-def folder(board: Made, tmp_path: Path) -> Path:
+def folder(board: Exported, tmp_path: Path) -> Path:
     """A copy of the project to be spoilt."""
     return shutil.copytree(board.project.folder, tmp_path / "copy")
 
 
-def test_numbers_in_the_emulator_are_as_exact_as_pytorch_and_counts_do_not_change(board: Made) -> None:
+def test_numbers_in_the_emulator_are_as_exact_as_pytorch_and_counts_do_not_change(board: Exported) -> None:
     batches = board.batches(10)
     run, rows = parity.compare(board.project.folder, board.model, board.net.loss, board.optimizer, batches)
     parity.require_right(rows)
@@ -114,13 +122,13 @@ def test_numbers_in_the_emulator_are_as_exact_as_pytorch_and_counts_do_not_chang
     assert by_op["dense_backward_weight_1"] > by_op["relu_forward_1"] >= run.instructions_by["relu_forward"] > 0
 
 
-def test_two_runs_are_the_same_to_the_byte_and_so_is_the_time_on_the_board(board: Made, folder: Path) -> None:
+def test_two_runs_are_the_same_to_the_byte_and_so_is_the_time_on_the_board(board: Exported, folder: Path) -> None:
     """Each loss is replaced by what the board's clock says: the time of the machine that emulates must not show."""
     model = folder / "model.c"
     clock = "*(volatile uint32_t *)0xe000e014u = 0xffffffu;\n    *(volatile uint32_t *)0xe000e010u = 5u;"
     text = model.read_text().replace("    step_number = 0;\n", f"    step_number = 0;\n    {clock}\n")
-    text, told = re.subn(r"\*loss_value = .*;", "*loss_value = (float)*(volatile uint32_t *)0xe000e018u;", text)
-    assert told == 1
+    text, replaced = re.subn(r"\*loss_value = .*;", "*loss_value = (float)*(volatile uint32_t *)0xe000e018u;", text)
+    assert replaced == 1
     assert clock in text
     model.write_text(text)
     described, batches = load_project(folder), board.batches(20)
@@ -139,14 +147,14 @@ def test_two_runs_are_the_same_to_the_byte_and_so_is_the_time_on_the_board(board
 
 def test_a_hundred_steps_in_the_emulator_are_as_exact_as_pytorch_and_the_same_bits_as_here(tmp_path: Path) -> None:
     net, steps = NETS["minilearn_har"], 100
-    here, there = (make(net, tmp_path / t, optimizer=sgd, target=t) for t in ("linux-x86_64", "nrf52840"))
-    batches = here.batches(steps)
-    run, expected = (run_firmware(made.project.folder, batches, variant="debug") for made in (there, here))
+    linux, board = (make(net, tmp_path / t, optimizer=sgd, target=t) for t in ("linux-x86_64", "nrf52840"))
+    batches = linux.batches(steps)
+    run, expected = (run_firmware(exported.project.folder, batches, variant="debug") for exported in (board, linux))
     assert run.losses == expected.losses
     assert all(torch.equal(value, expected.tensors[name]) for name, value in run.tensors.items())
     for a, b in zip(run.gradients, expected.gradients, strict=True):
         assert all(torch.equal(value, b[name]) for name, value in a.items())
-    rows = parity.rows_of({steps: run}, References(there.model, net.loss, there.optimizer), batches)
+    rows = parity.rows_of({steps: run}, References(board.model, net.loss, board.optimizer), batches)
     parity.require_right(rows)
     assert {row.what for row in rows} == {"gradient", "tensor"}
 
@@ -160,29 +168,29 @@ STRAY = {
 
 
 @pytest.mark.parametrize("stray", STRAY)
-def test_a_stray_access_ends_the_run_with_its_code(stray: str, board: Made, folder: Path) -> None:
+def test_a_stray_access_ends_the_run_with_its_code(stray: str, board: Exported, folder: Path) -> None:
     model = folder / "model.c"
     model.write_text(model.read_text().replace("    step_number += 1;", f"    step_number += 1;\n    {STRAY[stray]}"))
-    with pytest.raises(FirmwareFailed, match="fault") as told:
+    with pytest.raises(FirmwareFailed, match="fault") as caught:
         run_firmware(folder, board.batches(1), time_limit_s=60)
-    assert told.value.code == 5
+    assert caught.value.code == 5
 
 
-def test_a_stack_that_overflows_ends_the_run_with_its_code(board: Made, folder: Path) -> None:
+def test_a_stack_that_overflows_ends_the_run_with_its_code(board: Exported, folder: Path) -> None:
     model = folder / "model.c"
     deep = "int deep(volatile int n);\nint deep(volatile int n)\n{\n    return n == 0 ? 0 : 1 + deep(n - 1) + n;\n}\n\n"
     text = model.read_text().replace("int train_step(", deep + "int train_step(")
     model.write_text(text.replace("    step_number += 1;", "    step_number += 1;\n    (void)deep(100000);"))
-    with pytest.raises(FirmwareFailed, match="fault") as told:
+    with pytest.raises(FirmwareFailed, match="fault") as caught:
         run_firmware(folder, board.batches(1), time_limit_s=60)
-    assert told.value.code == 5
+    assert caught.value.code == 5
 
 
-def test_a_bad_label_ends_the_run_with_its_code(board: Made) -> None:
+def test_a_bad_label_ends_the_run_with_its_code(board: Exported) -> None:
     x, y = board.batches(1)[0]
-    with pytest.raises(FirmwareFailed) as told:
+    with pytest.raises(FirmwareFailed) as caught:
         run_firmware(board.project.folder, [(x, y), (x, y + 7)])
-    assert told.value.code == 4
+    assert caught.value.code == 4
 
 
 def test_a_program_that_is_too_large_does_not_link(folder: Path) -> None:
@@ -205,10 +213,12 @@ class Wide(nn.Module):
 
 
 def test_an_arena_that_does_not_fit_beside_the_weights_lies_in_the_other_memory(tmp_path: Path) -> None:
-    made = make(Net(Wide, (100,), 100), tmp_path / "fw", optimizer=plain_sgd, target="stm32f405")
+    exported = make(Net(Wide, (100,), 100), tmp_path / "fw", optimizer=plain_sgd, target="stm32f405")
     script = (tmp_path / "fw/board/link.ld").read_text()
     assert "ARENA (rw) : ORIGIN = 0x10000000, LENGTH = 65536" in script
     assert "FLASH (rx) : ORIGIN = 0x08000000" in script
-    run, rows = parity.compare(tmp_path / "fw", made.model, made.net.loss, made.optimizer, made.batches(1))
+    run, rows = parity.compare(
+        tmp_path / "fw", exported.model, exported.net.loss, exported.optimizer, exported.batches(1)
+    )
     parity.require_right(rows)
-    assert run.arena_used_bytes == made.project.arena_bytes
+    assert run.arena_used_bytes == exported.project.arena_bytes

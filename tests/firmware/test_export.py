@@ -19,11 +19,11 @@ from edgetrain.firmware.build import load_project
 from edgetrain.firmware.emulate import FirmwareFailed, run_firmware
 from edgetrain.firmware.target import load_target, place, target_names
 from edgetrain.graph.ir import Graph
-from tests.firmware.firmware_nets import NETS, Made, Net, cross_entropy, make, plain_sgd, sgd
+from tests.firmware.firmware_nets import NETS, Exported, Net, cross_entropy, make, plain_sgd, sgd
 
 
 @pytest.fixture(scope="module")
-def mlp(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return make(NETS["mlp"], tmp_path_factory.mktemp("mlp") / "fw")
 
 
@@ -35,7 +35,7 @@ def lowered(model: nn.Module, net: Net) -> Graph:
 # ---- what is written
 
 
-def test_the_kernels_that_are_used_and_no_others(mlp: Made) -> None:
+def test_the_kernels_that_are_used_and_no_others(mlp: Exported) -> None:
     sources = sorted(path.name for path in (mlp.project.folder / "kernels").glob("*.c"))
     gemm = ["gemm_nn.c", "gemm_nt.c", "gemm_tn.c"]
     wanted = ["bias.c", "dense.c", "functions.c", *gemm, "relu.c", "sgd.c", "softmax_cross_entropy.c"]
@@ -43,7 +43,7 @@ def test_the_kernels_that_are_used_and_no_others(mlp: Made) -> None:
     assert sorted(path.name for path in (mlp.project.folder / "board").iterdir()) == ["board.h", "linux.c"]
 
 
-def test_the_step_reads_as_if_written_by_hand(mlp: Made) -> None:
+def test_the_step_reads_as_if_written_by_hand(mlp: Exported) -> None:
     text = (mlp.project.folder / "model.c").read_text()
     assert "dense_forward(dense_1, input_0, m_0_weight, m_0_bias, BATCH, 12, 9);" in text
     assert "float *const relu_1 = dense_1; /* over dense_1 */" in text
@@ -71,15 +71,15 @@ def test_the_arena_is_what_the_plan_says_to_the_byte(name: str) -> None:
 
 
 def test_weights_that_are_not_trained_stay_in_flash(tmp_path: Path) -> None:
-    made = make(NETS["frozen"], tmp_path / "fw", optimizer=plain_sgd)
+    exported = make(NETS["frozen"], tmp_path / "fw", optimizer=plain_sgd)
     text = (tmp_path / "fw/model.c").read_text()
     assert "static const float *const first_weight = (const float *)(const void *)(model_weights" in text
     assert "static float grouped_weight[" in text
-    assert made.project.frozen_bytes > 0
-    assert made.project.lasting_bytes + made.project.frozen_bytes == made.plan.persistent_bytes
+    assert exported.project.frozen_bytes > 0
+    assert exported.project.lasting_bytes + exported.project.frozen_bytes == exported.plan.persistent_bytes
 
 
-def test_a_project_is_read_back_and_one_that_was_changed_is_refused(mlp: Made, tmp_path: Path) -> None:
+def test_a_project_is_read_back_and_one_that_was_changed_is_refused(mlp: Exported, tmp_path: Path) -> None:
     described = load_project(mlp.project.folder)
     assert described["arena_bytes"] == mlp.project.arena_bytes
     assert [tensor.get("below") for tensor in described["inputs"]] == [None, 3]  # x, and labels of three classes
@@ -96,7 +96,7 @@ def test_a_project_is_read_back_and_one_that_was_changed_is_refused(mlp: Made, t
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed")
-def test_clang_finds_nothing_to_complain_about_and_gives_the_same_bits(mlp: Made, tmp_path: Path) -> None:
+def test_clang_finds_nothing_to_complain_about_and_gives_the_same_bits(mlp: Exported, tmp_path: Path) -> None:
     everything = make(NETS["everything"], tmp_path / "fw")
     batches = everything.batches(2)
     gcc = run_firmware(tmp_path / "fw", batches)
@@ -119,8 +119,8 @@ class Named(nn.Module):
 
 
 def test_names_that_c_has_for_other_things_are_no_trouble(tmp_path: Path) -> None:
-    made = make(Net(Named, (8,), 3), tmp_path / "fw")
-    run = run_firmware(tmp_path / "fw", made.batches(1))
+    exported = make(Net(Named, (8,), 3), tmp_path / "fw")
+    run = run_firmware(tmp_path / "fw", exported.batches(1))
     assert {"switch", "exp", "settings", "arena"} <= set(run.tensors)
 
 
@@ -178,7 +178,7 @@ def test_what_is_near_a_kernel_but_is_none_is_refused(module: nn.Module, x: tupl
         et.lower_for_firmware(et.capture(model, loss, optimizer, (torch.randn(x),), use_cache=False))
 
 
-def test_nothing_is_written_when_something_is_wrong(mlp: Made, tmp_path: Path) -> None:
+def test_nothing_is_written_when_something_is_wrong(mlp: Exported, tmp_path: Path) -> None:
     captured = et.capture(mlp.model, mlp.net.loss, mlp.optimizer, mlp.net.batch(), use_cache=False)
     early = et.keep_all(mlp.graph, updates="early")
     cases = (
@@ -199,15 +199,15 @@ def test_nothing_is_written_when_something_is_wrong(mlp: Made, tmp_path: Path) -
 
 
 def test_a_step_that_does_not_fit_says_what_would_do(tmp_path: Path) -> None:
-    with pytest.raises(Infeasible, match="this step takes") as told:
+    with pytest.raises(Infeasible, match="this step takes") as caught:
         make(NETS["lenet"], tmp_path / "fw", target="nrf52840")
     assert list(tmp_path.iterdir()) == []
     net = dataclasses.replace(NETS["lenet"], samples=1)
     smaller = make(net, tmp_path / "fw", target="linux-x86_64", optimizer=plain_sgd)
-    assert told.value.smallest_bytes > smaller.project.ram_bytes > 262_144
+    assert caught.value.smallest_bytes > smaller.project.ram_bytes > 262_144
 
 
-def test_a_plan_for_firmware_is_no_plan_for_pytorch(mlp: Made) -> None:
+def test_a_plan_for_firmware_is_no_plan_for_pytorch(mlp: Exported) -> None:
     graph = et.capture(mlp.model, mlp.net.loss, mlp.optimizer, mlp.net.batch(), use_cache=False)
     with pytest.raises(UserError, match="it is for firmware"):
         et.compile(graph, et.keep_all(graph, updates="final"), mlp.model, mlp.optimizer)
@@ -245,11 +245,11 @@ def test_regions_that_touch_are_one_and_an_arena_lies_within_one() -> None:
 # ---- what the program itself refuses
 
 
-def test_a_label_that_is_no_class_ends_the_run_and_changes_nothing(mlp: Made) -> None:
+def test_a_label_that_is_no_class_ends_the_run_and_changes_nothing(mlp: Exported) -> None:
     x, y = mlp.net.batch()
     for bad in (torch.full_like(y, 3), torch.full_like(y, -1)):
-        with pytest.raises(FirmwareFailed, match="a label is no class") as told:
+        with pytest.raises(FirmwareFailed, match="a label is no class") as caught:
             run_firmware(mlp.project.folder, [(x, bad)])
-        assert told.value.code == 4
+        assert caught.value.code == 4
     with pytest.raises(UserError, match="does not fit"):
         run_firmware(mlp.project.folder, [(x[:2], y[:2])])

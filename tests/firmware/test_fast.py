@@ -18,7 +18,7 @@ from edgetrain.errors import UserError
 from edgetrain.firmware import parity
 from edgetrain.firmware.build import Variant, build
 from edgetrain.firmware.emulate import FirmwareFailed, Run, run_firmware
-from tests.firmware.firmware_nets import NETS, Made, Net, Optimizers, adam, make, nesterov, plain_sgd, sgd
+from tests.firmware.firmware_nets import NETS, Exported, Net, Optimizers, adam, make, nesterov, plain_sgd, sgd
 
 BESIDES_BYTES = 2_000_000  # what the program may take beside arena and weights
 
@@ -71,21 +71,21 @@ SEPARABLE = Net(Separable, (3, 32, 32), 7, samples=8)
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return make(SHAPES, tmp_path_factory.mktemp("shapes") / "fw", optimizer=nesterov)
 
 
 @pytest.fixture(scope="module")
-def here(shapes: Made) -> tuple[list[tuple[torch.Tensor, ...]], Run]:
+def reference(shapes: Exported) -> tuple[list[tuple[torch.Tensor, ...]], Run]:
     """Two batches, and what this machine makes of them."""
     batches = shapes.batches(2)
     return batches, run_firmware(shapes.project.folder, batches, variant="fast")
 
 
-def compared(made: Made, steps: int, variant: Variant = "fast_debug") -> tuple[Run, list[parity.Row]]:
-    batches = made.batches(steps)
+def compared(exported: Exported, steps: int, variant: Variant = "fast_debug") -> tuple[Run, list[parity.Row]]:
+    batches = exported.batches(steps)
     return parity.compare(
-        made.project.folder, made.model, made.net.loss, made.optimizer, batches, variant=variant
+        exported.project.folder, exported.model, exported.net.loss, exported.optimizer, batches, variant=variant
     )  # fmt: skip
 
 
@@ -100,28 +100,28 @@ def compared(made: Made, steps: int, variant: Variant = "fast_debug") -> tuple[R
 def test_every_gradient_and_every_tensor_is_as_exact_as_pytorch(
     net: Net, optimizer: Optimizers, steps: int, tmp_path: Path
 ) -> None:
-    made = make(net, tmp_path / "fw", optimizer=optimizer)
-    run, rows = compared(made, steps)
+    exported = make(net, tmp_path / "fw", optimizer=optimizer)
+    run, rows = compared(exported, steps)
     parity.require_right(rows)
     assert len(run.losses) == steps
-    assert run.arena_used_bytes == made.project.arena_bytes
+    assert run.arena_used_bytes == exported.project.arena_bytes
 
 
 def test_little_memory_beside_arena_and_weights_and_the_same_bits_for_any_number_of_threads(tmp_path: Path) -> None:
     net = Net(NETS["mobilenet_v2"].build, (3, 64, 64), 10, samples=8)
-    made = make(net, tmp_path / "fw", optimizer=plain_sgd)
-    batches = made.batches(2)
-    one, three = (run_firmware(tmp_path / "fw", batches, variant="fast", threads=n) for n in (1, 3))
-    assert one.losses == three.losses
-    assert all(torch.equal(value, three.tensors[name]) for name, value in one.tensors.items())
-    weights_bytes = sum(4 * p.numel() for p in made.model.parameters())
+    exported = make(net, tmp_path / "fw", optimizer=plain_sgd)
+    batches = exported.batches(2)
+    single, three = (run_firmware(tmp_path / "fw", batches, variant="fast", threads=n) for n in (1, 3))
+    assert single.losses == three.losses
+    assert all(torch.equal(value, three.tensors[name]) for name, value in single.tensors.items())
+    weights_bytes = sum(4 * p.numel() for p in exported.model.parameters())
     assert three.resident_bytes is not None
-    assert made.project.arena_bytes < three.resident_bytes
+    assert exported.project.arena_bytes < three.resident_bytes
     # Buffers of batch norms and the batch itself are within these 2 MB too.
-    assert three.resident_bytes <= made.project.arena_bytes + weights_bytes + BESIDES_BYTES
+    assert three.resident_bytes <= exported.project.arena_bytes + weights_bytes + BESIDES_BYTES
 
 
-def test_threads_do_not_race_and_it_would_be_seen_if_they_did(shapes: Made, tmp_path: Path) -> None:
+def test_threads_do_not_race_and_it_would_be_seen_if_they_did(shapes: Exported, tmp_path: Path) -> None:
     folder = shutil.copytree(shapes.project.folder, tmp_path / "fw")
     batches = shapes.batches(1)
     run_firmware(folder, batches, variant="fast_races", threads=3)
@@ -138,26 +138,26 @@ def test_threads_do_not_race_and_it_would_be_seen_if_they_did(shapes: Made, tmp_
     [("linux-aarch64", "aarch64-linux-gnu-gcc"), ("linux-armv6", "arm-none-eabi-gcc")],
 )
 def test_other_linux_boards_agree_with_this_machine(
-    target: str, compiler: str, here: tuple[list[tuple[torch.Tensor, ...]], Run], tmp_path: Path
+    target: str, compiler: str, reference: tuple[list[tuple[torch.Tensor, ...]], Run], tmp_path: Path
 ) -> None:
     missing = [tool for tool in (compiler, "qemu-arm") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"not installed: {missing}")
     make(SHAPES, tmp_path / "fw", optimizer=nesterov, target=target)
-    run = run_firmware(tmp_path / "fw", here[0], variant="fast", threads=2)
-    _agree(run, here[1])
+    run = run_firmware(tmp_path / "fw", reference[0], variant="fast", threads=2)
+    _agree(run, reference[1])
     if target == "linux-armv6":
         listed = subprocess.run(["readelf", "-A", str(run.built.program)], capture_output=True, text=True, check=True)
         assert re.search(r"Tag_CPU_arch: v6", listed.stdout)  # no library brought instructions of a newer core
 
 
 def test_clang_builds_it_without_a_warning(
-    shapes: Made, here: tuple[list[tuple[torch.Tensor, ...]], Run], tmp_path: Path
+    shapes: Exported, reference: tuple[list[tuple[torch.Tensor, ...]], Run], tmp_path: Path
 ) -> None:
     if shutil.which("clang") is None:
         pytest.skip("clang is not installed")
     folder = shutil.copytree(shapes.project.folder, tmp_path / "fw", ignore=shutil.ignore_patterns("build"))
-    _agree(run_firmware(folder, here[0], variant="fast", compiler="clang"), here[1])
+    _agree(run_firmware(folder, reference[0], variant="fast", compiler="clang"), reference[1])
 
 
 def _agree(run: Run, expected: Run) -> None:
@@ -167,15 +167,15 @@ def _agree(run: Run, expected: Run) -> None:
 
 
 def test_a_microcontroller_has_no_fast_program(tmp_path: Path) -> None:
-    made = make(NETS["mlp"], tmp_path / "fw", optimizer=plain_sgd, target="nrf52840")
-    assert not (made.project.folder / "kernels/fast").exists()
+    exported = make(NETS["mlp"], tmp_path / "fw", optimizer=plain_sgd, target="nrf52840")
+    assert not (exported.project.folder / "kernels/fast").exists()
     with pytest.raises(UserError, match="no vectorised program"):
-        build(made.project.folder, "fast")
+        build(exported.project.folder, "fast")
 
 
 def test_a_project_has_what_it_needs_and_no_more(tmp_path: Path) -> None:
-    made = make(NETS["mlp"], tmp_path / "fw", optimizer=plain_sgd)
-    fast = made.project.folder / "kernels/fast"
+    exported = make(NETS["mlp"], tmp_path / "fw", optimizer=plain_sgd)
+    fast = exported.project.folder / "kernels/fast"
     there = {path.name for path in fast.iterdir()}
     texts = [path.read_text() for path in fast.iterdir()]
     included = {name for text in texts for name in re.findall(r'#include "(?!\.\./)(.*)"', text)}
@@ -188,10 +188,10 @@ def test_a_pc_without_avx_is_told_so(tmp_path: Path) -> None:
     emulator = shutil.which("qemu-x86_64")
     if emulator is None:
         pytest.skip("qemu-x86_64 is not installed")
-    made = make(NETS["mlp"], tmp_path / "fw", optimizer=plain_sgd)
-    described = made.project.folder / "project.json"
+    exported = make(NETS["mlp"], tmp_path / "fw", optimizer=plain_sgd)
+    described = exported.project.folder / "project.json"
     project = json.loads(described.read_text())
     described.write_text(json.dumps(project | {"emulator": [emulator, "-cpu", "Nehalem"]}))
-    with pytest.raises(FirmwareFailed, match="no AVX2") as told:
-        run_firmware(made.project.folder, made.batches(1), variant="fast")
-    assert told.value.code == 16
+    with pytest.raises(FirmwareFailed, match="no AVX2") as caught:
+        run_firmware(exported.project.folder, exported.batches(1), variant="fast")
+    assert caught.value.code == 16

@@ -94,15 +94,15 @@ def test_the_room_for_an_arena_is_the_largest_that_is_placed() -> None:
 
 def test_a_lever_says_what_the_changed_step_really_takes() -> None:
     full = step(LENET, adam)
-    found = {lever.what: lever.ram_bytes for lever in levers(full, load_target("nrf52840"))}
-    one = dataclasses.replace(LENET, samples=1)
-    assert found["a batch of 1 in place of 4"] == ram_bytes(step(one, adam))
-    assert found["SGD without momentum"] == ram_bytes(step(LENET, plain_sgd))
+    n_bytes = {lever.what: lever.n_bytes for lever in levers(full, load_target("nrf52840"))}
+    single = dataclasses.replace(LENET, samples=1)
+    assert n_bytes["a batch of 1 in place of 4"] == ram_bytes(step(single, adam))
+    assert n_bytes["SGD without momentum"] == ram_bytes(step(LENET, plain_sgd))
     model = LENET.build()
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith("classifier.4"))
-    assert found["training classifier.4 alone"] == ram_bytes(step(LENET, adam, model))
-    assert found["recomputing as much as possible"] < ram_bytes(full)
+    assert n_bytes["training classifier.4 alone"] == ram_bytes(step(LENET, adam, model))
+    assert n_bytes["recomputing as much as possible"] < ram_bytes(full)
 
 
 def test_the_graphs_behind_the_levers_are_legal() -> None:
@@ -116,11 +116,11 @@ def test_the_graphs_behind_the_levers_are_legal() -> None:
 
 def test_infeasible_names_the_smallest_ram_and_what_would_help(tmp_path: Path) -> None:
     graph = step(dataclasses.replace(LENET, samples=8), adam)
-    with pytest.raises(Infeasible, match="what would help, each by itself") as told:
+    with pytest.raises(Infeasible, match="what would help, each by itself") as caught:
         plan_for(graph, load_target("nrf52840"), time_limit_s=1)
-    assert told.value.smallest_bytes > 262_144
-    assert told.value.bound_bytes >= lasting_bytes(graph)
-    assert "training classifier.4 alone" in str(told.value)
+    assert caught.value.smallest_bytes > 262_144
+    assert caught.value.bound_bytes >= lasting_bytes(graph)
+    assert "training classifier.4 alone" in str(caught.value)
     with pytest.raises(Infeasible, match="the budget is 50000 bytes"):
         plan_for(step(NETS["everything"]), load_target("linux-x86_64"), memory_bytes=50_000, time_limit_s=1)
 
@@ -155,25 +155,25 @@ def test_a_program_that_does_not_fit_flash_says_what_would_do(tmp_path: Path) ->
     board = load_target("nrf52840")
     kept = exported(board, tmp_path / "kept", adam, 10)
     need = CODE_BYTES + kept.weights_bytes + kept.kept_bytes
-    with pytest.raises(Infeasible, match="of two checkpoints") as told:
+    with pytest.raises(Infeasible, match="of two checkpoints") as caught:
         exported(small_flash(need - 4096), tmp_path / "fw", adam, 10)
-    assert told.value.smallest_bytes == need
+    assert caught.value.smallest_bytes == need
     exported(small_flash(-(-need // 4096) * 4096), tmp_path / "fits", adam, 10)
     # Each lever's number is what the changed program really is predicted to take.
-    said = dict(re.findall(r"^    (.*): (\d+) bytes$", str(told.value), re.MULTILINE))
+    stated = dict(re.findall(r"^    (.*): (\d+) bytes$", str(caught.value), re.MULTILINE))
     none = exported(board, tmp_path / "none", adam, None)
-    assert int(said["no checkpoints in flash"]) == CODE_BYTES + none.weights_bytes
+    assert int(stated["no checkpoints in flash"]) == CODE_BYTES + none.weights_bytes
     plain = exported(board, tmp_path / "plain", plain_sgd, 10)
-    assert int(said["SGD without momentum"]) == CODE_BYTES + plain.weights_bytes + plain.kept_bytes
+    assert int(stated["SGD without momentum"]) == CODE_BYTES + plain.weights_bytes + plain.kept_bytes
     last = exported(board, tmp_path / "last", adam, 10, only="last.")
-    assert int(said["training last alone"]) == CODE_BYTES + kept.weights_bytes + last.kept_bytes
+    assert int(stated["training last alone"]) == CODE_BYTES + kept.weights_bytes + last.kept_bytes
     assert not (tmp_path / "fw").exists()
 
 
 def test_weights_that_alone_are_too_large_for_flash_have_no_lever_but_a_narrower_model(tmp_path: Path) -> None:
-    with pytest.raises(Infeasible, match="a narrower model") as told:
+    with pytest.raises(Infeasible, match="a narrower model") as caught:
         exported(small_flash(32 * 1024), tmp_path / "fw", adam, None)
-    assert "what would help" not in str(told.value)
+    assert "what would help" not in str(caught.value)
 
 
 def test_copies_lie_in_pages_of_one_size_at_the_end_of_flash() -> None:

@@ -36,20 +36,20 @@ def small() -> nn.Module:
 def test_a_cnn_in_256_kb_passes_95_percent_on_mnist(tmp_path: Path) -> None:
     data = datasets.load(str(Path(os.environ["EDGETRAIN_DATA"]) / "mnist"))
     net = Net(small, (1, 28, 28), 10, samples=SAMPLES)
-    here, there = (
+    linux, emulated = (
         make(net, tmp_path / target, target=target, optimizer=lambda p: torch.optim.SGD(p, lr=0.02))
         for target in ("linux-x86_64", "nrf52840")
     )
-    assert sum(p.numel() for p in here.model.parameters()) >= 20_000
+    assert sum(p.numel() for p in linux.model.parameters()) >= 20_000
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1))
     batches = [data.train.batch(order[n * SAMPLES : (n + 1) * SAMPLES]) for n in range(STEPS)]
     run = run_firmware(tmp_path / "linux-x86_64", batches)
     board = run_firmware(tmp_path / "nrf52840", batches[:20])
     assert board.losses == run.losses[:20]
     assert board.built.ram_bytes <= RAM_BYTES
-    here.model.load_state_dict(run.tensors)
+    linux.model.load_state_dict(run.tensors)
     with torch.no_grad():
         x, y = data.test.batch(torch.arange(len(data.test)))
-        right = int((here.model.eval()(x).argmax(1) == y).sum())
+        right = int((linux.model.eval()(x).argmax(1) == y).sum())
     assert right >= 0.95 * len(y)
-    assert there.project.ram_bytes < board.built.ram_bytes
+    assert emulated.project.ram_bytes < board.built.ram_bytes

@@ -23,7 +23,7 @@ from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
 from tests.firmware.firmware_nets import (
     NETS,
-    Made,
+    Exported,
     Net,
     Optimizers,
     adam,
@@ -51,27 +51,29 @@ from tests.firmware.firmware_nets import (
 def test_every_gradient_and_every_tensor_is_as_exact_as_pytorch(
     name: str, optimizer: Optimizers, all_steps: tuple[int, ...], tmp_path: Path
 ) -> None:
-    made = make(NETS[name], tmp_path / "fw", optimizer=optimizer)
-    trained = {made.graph.tensors[p].name for p in made.graph.gradients}
-    changed = {s for op in made.graph.ops for s in op.writes}
-    lasting = {made.graph.tensors[t].name for t in made.graph.sources if made.graph.tensors[t].storage in changed}
-    batches = made.batches(max(all_steps))
+    exported = make(NETS[name], tmp_path / "fw", optimizer=optimizer)
+    trained = {exported.graph.tensors[p].name for p in exported.graph.gradients}
+    changed = {s for op in exported.graph.ops for s in op.writes}
+    lasting = {
+        exported.graph.tensors[t].name for t in exported.graph.sources if exported.graph.tensors[t].storage in changed
+    }
+    batches = exported.batches(max(all_steps))
     runs = {steps: run_firmware(tmp_path / "fw", batches[:steps], variant="debug") for steps in all_steps}
-    rows = parity.rows_of(runs, References(made.model, made.net.loss, made.optimizer), batches)
+    rows = parity.rows_of(runs, References(exported.model, exported.net.loss, exported.optimizer), batches)
     parity.require_right(rows)
     for steps, run in runs.items():
         assert {row.name for row in rows if row.what == "gradient" and row.step == steps} == trained
         assert {row.name for row in rows if row.what == "tensor" and row.step == steps} == lasting
         assert len(run.losses) == steps
-        assert run.arena_used_bytes == made.plan.peak_bytes - made.plan.persistent_bytes
+        assert run.arena_used_bytes == exported.plan.peak_bytes - exported.plan.persistent_bytes
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed")
 @pytest.mark.parametrize("name", ["everything", "ds_cnn", "wide_depthwise"])
 def test_clang_gives_the_same_bits_as_gcc(name: str, tmp_path: Path) -> None:
-    made = make(NETS[name], tmp_path / "gcc", optimizer=adam)
+    exported = make(NETS[name], tmp_path / "gcc", optimizer=adam)
     shutil.copytree(tmp_path / "gcc", tmp_path / "clang")
-    batches = made.batches(3)
+    batches = exported.batches(3)
     gcc = run_firmware(tmp_path / "gcc", batches, variant="debug")
     clang = run_firmware(tmp_path / "clang", batches, variant="debug", compiler="clang")
     assert gcc.losses == clang.losses
@@ -104,23 +106,25 @@ def test_a_plan_that_recomputes_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_from_the_optimizers_state(tmp_path: Path) -> None:
-    made = make(NETS["mlp"], tmp_path / "first", optimizer=sgd)
-    batches = made.batches(4)
+    exported = make(NETS["mlp"], tmp_path / "first", optimizer=sgd)
+    batches = exported.batches(4)
     for batch in batches[:2]:
-        made.optimizer.zero_grad()
-        made.net.loss(made.model, *batch).backward()
-        made.optimizer.step()
-    et.export(made.graph, made.plan, made.model, made.optimizer, target="linux-x86_64", out=tmp_path / "later")
-    rows = parity.compare(tmp_path / "later", made.model, made.net.loss, made.optimizer, batches[2:])[1]
+        exported.optimizer.zero_grad()
+        exported.net.loss(exported.model, *batch).backward()
+        exported.optimizer.step()
+    et.export(
+        exported.graph, exported.plan, exported.model, exported.optimizer, target="linux-x86_64", out=tmp_path / "later"
+    )
+    rows = parity.compare(tmp_path / "later", exported.model, exported.net.loss, exported.optimizer, batches[2:])[1]
     parity.require_right(rows)
 
 
 @pytest.mark.parametrize("name", ["lenet", "everything"])
 def test_it_predicts_what_the_model_predicts(name: str, tmp_path: Path) -> None:
-    made = make(NETS[name], tmp_path / "fw")
-    batches = made.batches(2)
+    exported = make(NETS[name], tmp_path / "fw")
+    batches = exported.batches(2)
     run = run_firmware(tmp_path / "fw", batches, predict=True)
-    exact = copy.deepcopy(made.model).double().eval()
+    exact = copy.deepcopy(exported.model).double().eval()
     for batch, result in zip(batches, run.results, strict=True):
         expected = exact(batch[0].double()).detach().numpy().ravel()
         np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
@@ -138,14 +142,14 @@ class Dropped(nn.Module):
 
 def test_dropout_drops_its_part_and_the_gradients_are_those_of_what_is_left(tmp_path: Path) -> None:
     net = Net(Dropped, (10,), 4, samples=1)
-    made = make(net, tmp_path / "fw", optimizer=plain_sgd)
-    batches = made.batches(40)
+    exported = make(net, tmp_path / "fw", optimizer=plain_sgd)
+    batches = exported.batches(40)
     run = run_firmware(tmp_path / "fw", batches, variant="debug")
     # Of one sample, a column of the last layer's gradient is zero exactly where its input was dropped.
     masks = [(gradients["last.weight"] != 0).any(0).float() for gradients in run.gradients]
     assert 0.7 < float(torch.stack(masks).mean()) < 0.8
     assert not torch.equal(masks[0], masks[1])
-    model = copy.deepcopy(made.model).double()
+    model = copy.deepcopy(exported.model).double()
     assert isinstance(model, Dropped)
     hidden = torch.sigmoid(model.first(batches[0][0].double())) * masks[0].double() / 0.75
     loss = F.cross_entropy(model.last(hidden), batches[0][1])
@@ -175,14 +179,14 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_found(name: str, tmp_path: Path) -> None:
-    made = make(NETS[name], tmp_path / "fw", optimizer=sgd if name == "lenet" else adam)
-    batches = made.batches(1)
+    exported = make(NETS[name], tmp_path / "fw", optimizer=sgd if name == "lenet" else adam)
+    batches = exported.batches(1)
     for file, right, wrong in WRONG[name]:
         source = tmp_path / "fw/kernels" / file
         text = source.read_text()
         assert right in text
         source.write_text(text.replace(right, wrong))
-        rows = parity.compare(tmp_path / "fw", made.model, cross_entropy, made.optimizer, batches)[1]
+        rows = parity.compare(tmp_path / "fw", exported.model, cross_entropy, exported.optimizer, batches)[1]
         with pytest.raises(parity.WrongNumbers, match="tensors of the firmware are wrong"):
             parity.require_right(rows)
         source.write_text(text)
@@ -201,13 +205,13 @@ SUBTLE = {
 
 
 @pytest.fixture(scope="module")
-def keywords(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def keywords(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """A net with batch norms and with activations that rounding decides: what is wrong must not hide behind them."""
     return make(NETS["ds_cnn"], tmp_path_factory.mktemp("keywords") / "fw")
 
 
 @pytest.mark.parametrize("what", SUBTLE)
-def test_a_subtly_wrong_program_is_found(what: str, keywords: Made, tmp_path: Path) -> None:
+def test_a_subtly_wrong_program_is_found(what: str, keywords: Exported, tmp_path: Path) -> None:
     shutil.copytree(keywords.project.folder, tmp_path / "fw")
     right, wrong = SUBTLE[what]
     source = tmp_path / "fw/model.c"
@@ -237,10 +241,10 @@ def test_our_own_functions_are_within_two_units_in_the_last_place(
     spread = np.geomspace(low, high, 2000) if low > 0 else np.linspace(low, high, 2000)
     x = np.concatenate([spread, rng.normal(size=500).clip(low, high)]).astype(np.float32)
     x = x[x > 0] if low > 0 else x
-    found = np.array([function(float(value)) for value in x], dtype=np.float64)
+    values = np.array([function(float(value)) for value in x], dtype=np.float64)
     right = exact(x.astype(np.float64))
     spacing = np.spacing(np.abs(right).astype(np.float32)).astype(np.float64)
-    assert np.max(np.abs(found - right) / spacing) <= 2
+    assert np.max(np.abs(values - right) / spacing) <= 2
     special = [function(value) for value in (float("inf"), float("-inf"), 0.0)]
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(special, exact(np.array([np.inf, -np.inf, 0.0])))

@@ -17,7 +17,7 @@ from torch import nn
 from edgetrain.firmware.emulate import FirmwareFailed
 from edgetrain.firmware.parity import WrongNumbers
 from tests.firmware import random_nets
-from tests.firmware.firmware_nets import Made, Net, Optimizers, make, plain_sgd, sgd
+from tests.firmware.firmware_nets import Exported, Net, Optimizers, make, plain_sgd, sgd
 from tests.firmware.random_nets import OPTIMIZERS, check, nets
 
 # What fails is not made smaller: each example is a build.
@@ -90,12 +90,12 @@ SMALL = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.Tanh(), nn.
 def test_mistakes_are_found(
     file: str, old: str, new: str, found: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(net: Net, out: Path, **how: Any) -> Made:
-        made = make(net, out, **how)
+    def wrong(net: Net, out: Path, **how: Any) -> Exported:
+        exported = make(net, out, **how)
         text = (out / file).read_text()
         assert old in text
         (out / file).write_text(text.replace(old, new))
-        return made
+        return exported
 
     check(SMALL, sgd, 0, "sanitize")
     monkeypatch.setattr(random_nets, "make", wrong)

@@ -82,9 +82,9 @@ def test_a_run_goes_the_ways_that_it_is_told() -> None:
     same = Sided(seen.ways)
     with same:
         torch.testing.assert_close(model(x), plain)
-    told = [way.clone() for way in seen.ways]
-    told[0][0, 1], told[1][0, 1] = 1, 1
-    other = Sided(told, [1e-8] * 4)
+    reported = [way.clone() for way in seen.ways]
+    reported[0][0, 1], reported[1][0, 1] = 1, 1
+    other = Sided(reported, [1e-8] * 4)
     with other:
         model(x)
     assert (other.differing, other.refused) == (2, 0)
@@ -95,9 +95,9 @@ def test_a_way_out_of_reach_is_not_believed(call: int, place: int, way: int) -> 
     model, x, seen = Bent().double(), torch.ones(1, 6, dtype=torch.float64), Seen()
     with seen:
         plain = model(x)
-    told = [known.clone() for known in seen.ways]
-    told[call].flatten()[place] = way
-    sided = Sided(told, [1e-8] * 4)
+    reported = [known.clone() for known in seen.ways]
+    reported[call].flatten()[place] = way
+    sided = Sided(reported, [1e-8] * 4)
     with sided:
         torch.testing.assert_close(model(x), plain, rtol=0, atol=0)
     assert (sided.differing, sided.refused) == (0, 1)
@@ -127,8 +127,8 @@ def test_calls_in_place_by_name_and_with_places_are_seen_as_well() -> None:
     with Seen() as seen:
         (plain,) = torch.autograd.grad(passed(x), first.weight)
     with Sided(seen.ways) as sided:
-        (found,) = torch.autograd.grad(passed(x), first.weight)
-    assert torch.equal(plain, found)
+        (gradient,) = torch.autograd.grad(passed(x), first.weight)
+    assert torch.equal(plain, gradient)
     assert len(seen.ways) == len(sided.ways) == 3
 
 

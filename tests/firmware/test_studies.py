@@ -44,25 +44,25 @@ def data(name: str) -> Path:
 
 def test_the_last_layers_of_a_ds_cnn_learn_new_keywords_as_well_as_in_pytorch(tmp_path: Path) -> None:
     keywords = example("firmware_keywords")
-    found = keywords.study(data("kws01_mfcc"), tmp_path / "fw", steps=120, epochs=8)
-    assert abs(found.firmware - found.pytorch) <= 0.02
-    assert found.firmware >= 0.45  # of four classes; it knew none of them before
-    assert found.run.losses[0] > sum(found.run.losses[-20:]) / 20 + 0.3
-    assert found.run.built.ram_bytes <= RAM_BYTES
-    assert {name.split(".")[0] for name in found.run.tensors} == {"blocks", "classifier"}
-    assert {name.split(".")[1] for name in found.run.tensors if name.startswith("blocks")} == {"3"}
+    results = keywords.study(data("kws01_mfcc"), tmp_path / "fw", steps=120, epochs=8)
+    assert abs(results.firmware - results.pytorch) <= 0.02
+    assert results.firmware >= 0.45  # of four classes; it knew none of them before
+    assert results.run.losses[0] > sum(results.run.losses[-20:]) / 20 + 0.3
+    assert results.run.built.ram_bytes <= RAM_BYTES
+    assert {name.split(".")[0] for name in results.run.tensors} == {"blocks", "classifier"}
+    assert {name.split(".")[1] for name in results.run.tensors if name.startswith("blocks")} == {"3"}
 
 
 def test_an_autoencoder_hears_faults_of_a_bearing_that_it_never_heard(tmp_path: Path) -> None:
     bearings = example("firmware_bearings")
-    found = bearings.study(data("cwru_bearing"), tmp_path / "board")
-    assert len(found.auroc) == 2
-    assert min(found.auroc.values()) >= 0.95
-    assert max(found.before.values()) < 0.9  # with this seed it is training that tells them apart
-    assert found.run.built.ram_bytes <= RAM_BYTES
-    here = bearings.study(data("cwru_bearing"), tmp_path / "here", target="linux-x86_64")
-    assert found.run.losses == here.run.losses
-    assert all(torch.equal(value, here.run.tensors[name]) for name, value in found.run.tensors.items())
+    results = bearings.study(data("cwru_bearing"), tmp_path / "board")
+    assert len(results.auroc) == 2
+    assert min(results.auroc.values()) >= 0.95
+    assert max(results.before.values()) < 0.9  # with this seed it is training that tells them apart
+    assert results.run.built.ram_bytes <= RAM_BYTES
+    on_linux = bearings.study(data("cwru_bearing"), tmp_path / "here", target="linux-x86_64")
+    assert results.run.losses == on_linux.run.losses
+    assert all(torch.equal(value, on_linux.run.tensors[name]) for name, value in results.run.tensors.items())
     learned, unseen, faults = bearings.divided(data("cwru_bearing"))
     assert (len(learned), len(unseen)) == (71, 41)
     assert all(len(windows) > 200 for windows in faults.values())
