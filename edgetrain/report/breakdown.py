@@ -43,7 +43,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Row:
-    """Some ops of a step together. low_s, high_s: nine steps of ten lie between. again_s: of it, for the second time.
+    """Some ops of a step together. low_s, high_s: nine steps of ten lie between. recomputed_s: of it, recomputed.
 
     share: of the step's time. places: in the timeline.
     """
@@ -53,7 +53,7 @@ class Row:
     low_s: float
     high_s: float
     share: float
-    again_s: float
+    recomputed_s: float
     flops: int
     n_bytes: int
     places: tuple[int, ...]
@@ -79,7 +79,7 @@ def category_of(op: OpRun) -> Category:
 
 
 def by_phase(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
-    """Forward, backward and update, in this order; what a phase computes again is in `again_s`."""
+    """Forward, backward and update, in this order; what a phase recomputes is in `recomputed_s`."""
     found = {row.name: row for row in rows(timeline, lambda op, _: op.phase, energy)}
     return [found[phase] for phase in ("forward", "backward", "update") if phase in found]
 
@@ -94,7 +94,7 @@ def by_kind(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
 
 
 def by_op(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
-    """Each op as it runs: one that runs again, or in several micro-batches, has a row for each time."""
+    """Each op as it runs: one that is recomputed, or runs in several micro-batches, has a row for each time."""
     return rows(timeline, lambda _, place: place, energy, lambda op: op.name)
 
 
@@ -116,9 +116,9 @@ def rows(
     for place, op in enumerate(timeline.ops):
         members.setdefault(key(op, place), []).append(place)
     op_s, step_s = timeline.op_s, float(np.median(timeline.step_s))
-    again_s = np.where([op.why == "recomputed" for op in timeline.ops], op_s, 0.0)
+    recomputed_s = np.where([op.why == "recomputed" for op in timeline.ops], op_s, 0.0)
     times = np.quantile(_sums(op_s, members.values()), (0.05, 0.5, 0.95), axis=0)
-    again = np.median(_sums(again_s, members.values()), axis=0)
+    recomputed = np.median(_sums(recomputed_s, members.values()), axis=0)
     energies = _energies(energy, list(members.values()), op_s.mean(axis=0))
     found = []
     for number, (which, places) in enumerate(members.items()):
@@ -129,7 +129,7 @@ def rows(
                 name=name(ops[0]) if name else str(which),
                 time_s=middle, low_s=low, high_s=high,
                 share=middle / step_s if step_s else 0.0,
-                again_s=float(again[number]),
+                recomputed_s=float(recomputed[number]),
                 flops=sum(op.flops for op in ops),
                 n_bytes=sum(op.read_bytes + op.written_bytes for op in ops),
                 places=tuple(places),

@@ -27,6 +27,7 @@ from edgetrain.report.breakdown import CATEGORIES, category_of
 from edgetrain.report.run import Run
 from edgetrain.report.summary import clip
 from edgetrain.report.tracks import TITLES, Track, drawn, thinned, within
+from edgetrain.report.words import CHANNELS
 
 MOST_OPS = 20_000
 MOST_POINTS = 600
@@ -197,7 +198,7 @@ def _thin(track: Track, begin_ns: int) -> dict[str, Any]:
 
 def _about(track: Track) -> dict[str, Any]:
     return {
-        "name": clip(track.name, 60),
+        "name": clip(CHANNELS.get(track.name, track.name), 60),
         "source": clip(track.source),
         "quantity": track.quantity,
         "title": TITLES[track.quantity],

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import UserError
-from edgetrain.files import plain_json, read, write_text
+from edgetrain.files import read, write_text
 from edgetrain.measure.picture import Picture
 from edgetrain.measure.record import Record, RunFolder
 from edgetrain.report import memory, profile, summary
@@ -25,9 +25,10 @@ from edgetrain.report.numbers import number, quantity
 from edgetrain.report.run import Run, load_run
 from edgetrain.report.style import STYLE
 from edgetrain.report.summary import clip
-from edgetrain.saved import in_words
+from edgetrain.saved import load as load_saved
 
 _COLOURS = ("#c0562b", "#1f6f8b", "#5b7f2b", "#7a4ea3")
+_BARS_PERCENT = 82.0  # of the width; the rest is for the value at the end of the longest
 _DASHES = ("", "10 6", "2 5", "6 4")  # so that lines that lie on each other all show
 
 
@@ -61,6 +62,14 @@ class Bars:
     marks: tuple[tuple[str, float], ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What matters most, in large type. figures: what it is, the number, and what it comes from."""
+
+    title: str
+    figures: tuple[tuple[str, str, str], ...]
+
+
 def write_page(folders: Sequence[RunFolder], out: Path) -> Path:
     """Write the page and give its path back."""
     runs = [load_run(folder) for folder in folders]
@@ -85,19 +94,25 @@ def _page(title: str, body: str, profiles: Sequence[Run], runs: Sequence[Run]) -
 
 def _section(run: Run, number: int) -> str:
     folder, record = run.folder, run.record
-    charts: list[Chart | Bars] = [*_metric_charts(folder), *_saved_charts(folder)]
+    charts = [*_metric_charts(folder), *_saved_charts(folder)]
+    pictures = "".join(map(_drawn, charts))
+    if run.picture is not None:
+        pictures = _memory(run.picture, run.is_profile) + pictures
+    if run.is_profile:
+        pictures = profile.sections(run, number) + pictures
+    headlines = "" if any(isinstance(chart, Figures) for chart in charts) else summary.cards(record)
     return (
         f'<section class="run" id="run-{number}">'
         f"<h1>{escape(clip(run.name))}</h1><p><span class='status {record.status}'>{record.status}</span> "
         f"{escape(_when(record.created))} · <code>{escape(clip(' '.join(record.command), 2000))}</code></p>"
-        + _notes(run)
-        + (summary.cards(record) + profile.sections(run, number) if run.is_profile else summary.table(record))
-        + (_memory(run.picture, run.is_profile) if run.picture is not None else "")
-        + "".join(_bars(chart) if isinstance(chart, Bars) else _chart(chart) for chart in charts)
-        + (summary.table(record) if run.is_profile else "")
-        + _machine(record)
-        + "</section>"
+        f"{_notes(run)}{headlines}{pictures}{summary.table(record)}{_machine(record)}</section>"
     )
+
+
+def _drawn(chart: Chart | Bars | Figures) -> str:
+    if isinstance(chart, Figures):
+        return _figures(chart)
+    return _bars(chart) if isinstance(chart, Bars) else _chart(chart)
 
 
 def _memory(picture: Picture, is_profile: bool) -> str:
@@ -122,12 +137,13 @@ def _machine(record: Record) -> str:
     machine, versions = record.machine, record.versions
     memory = quantity(machine.memory_bytes, "B") if machine.memory_bytes else "unknown memory"
     commit = f"commit {record.commit}" + (" with changes" if record.dirty else "") if record.commit else "no commit"
-    told = (
+    threads = f"{_count(machine.torch_threads)} thread{'' if machine.torch_threads == 1 else 's'}"
+    words = (
         f"{clip(machine.cpu or 'unknown CPU')}, {_count(machine.usable_cores)} of {_count(machine.cores)} cores, "
-        f"{_count(machine.torch_threads)} threads, {memory}, {clip(machine.os)}; edgetrain {clip(versions.edgetrain)}, "
+        f"{threads}, {memory}, {clip(machine.os)}; edgetrain {clip(versions.edgetrain)}, "
         f"torch {clip(versions.torch)}, Python {clip(versions.python)}; {clip(commit)}"
     )
-    return f"<h2>Machine</h2><p>{escape(told)}</p>"
+    return f"<h2>Machine</h2><p>{escape(words)}</p>"
 
 
 def _count(value: int | None) -> str:
@@ -165,20 +181,24 @@ def _line(name: str, events: list[dict[str, Any]], event: str, key: str) -> Line
     return Line(name, tuple(y for _, y in good), tuple(x for x, _ in good))
 
 
-def _saved_charts(folder: RunFolder) -> Iterator[Chart | Bars]:
+def _saved_charts(folder: RunFolder) -> Sequence[Chart | Bars | Figures]:
     file = folder.path / "charts.json"
-    if not os.path.lexists(file):
-        return
-    try:
-        for data in plain_json(read(file)):
-            title, note, y = str(data["title"]), str(data["note"]), str(data["y"])
-            marks = _named(data.get("marks", []))
-            if "bars" in data:
-                yield Bars(title, note, y, _named(data["bars"]), marks)
-            else:
-                yield Chart(title, note, str(data["x"]), y, tuple(map(_counted, data["lines"])), marks)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
-        raise UserError(f"{file} holds no charts of edgetrain", received=in_words(error)) from error
+    return (
+        load_saved(file, "file of charts", lambda data: [_saved_chart(entry) for entry in data])
+        if os.path.lexists(file)
+        else ()
+    )
+
+
+def _saved_chart(data: dict[str, Any]) -> Chart | Bars | Figures:
+    title = str(data["title"])
+    if "figures" in data:
+        entries = data["figures"]
+        return Figures(title, tuple((str(e["name"]), str(e["value"]), str(e["note"])) for e in entries))
+    note, y, marks = str(data["note"]), str(data["y"]), _named(data.get("marks", []))
+    if "bars" in data:
+        return Bars(title, note, y, _named(data["bars"]), marks)
+    return Chart(title, note, str(data["x"]), y, tuple(map(_counted, data["lines"])), marks)
 
 
 def _counted(line: dict[str, Any]) -> Line:
@@ -199,6 +219,15 @@ def _numbers(values: Sequence[Any]) -> tuple[float, ...]:
     if not all(_is_number(v) for v in values):
         raise ValueError("a value is not a finite number")
     return tuple(float(v) for v in values)
+
+
+def _figures(chart: Figures) -> str:
+    cards = "".join(
+        f'<div class="card"><div class="what">{escape(name)}</div><div class="figure">{escape(value)}</div>'
+        f'<div class="from">{escape(note)}</div></div>'
+        for name, value, note in chart.figures
+    )
+    return f'<h2>{escape(chart.title)}</h2><div class="cards lead">{cards}</div>'
 
 
 def _chart(chart: Chart, width: int = 960, height: int = 320) -> str:
@@ -238,30 +267,27 @@ def _chart(chart: Chart, width: int = 960, height: int = 320) -> str:
     return _headed(chart, "".join(parts) + "</svg>")
 
 
-def _bars(chart: Bars, width: int = 960) -> str:
-    """Lying bars, each with its value at its end; room for the names on the left and for the marks' on top."""
+def _bars(chart: Bars) -> str:
+    """Lying bars, each with its value at its end; the names of marks stand above. No SVG: text keeps its size on a
+    phone, where names stand above their bars."""
     if not chart.bars:
         return ""
     values = [value for _, value in (*chart.bars, *chart.marks)]
-    top, pitch = 26 if chart.marks else 6, 34
-    height = top + pitch * len(chart.bars)
-    x = Axis(min(0.0, *values), max(*values, 1e-12), 180, width - 110)
-    parts = [_opening(chart.title, width, height)]
+    x = Axis(min(0.0, *values), max(*values, 1e-12), 0, _BARS_PERCENT)
+    lines = "".join(f'<i class="mark" style="left:{x.at(value):.2f}%"></i>' for _, value in chart.marks)
+    rows = []
+    if chart.marks:
+        names = "".join(f'<em style="left:{x.at(value):.2f}%">{escape(name)}</em>' for name, value in chart.marks)
+        rows.append(f'<span></span><span class="track above">{names}</span>')
     for place, (name, value) in enumerate(chart.bars):
-        at = top + pitch * place
         left, right = sorted((x.at(0), x.at(value)))
-        parts.append(f'<text class="name" x="{x.begin - 10}" y="{at + 19}" text-anchor="end">{escape(name)}</text>')
-        parts.append(
-            f'<rect x="{left:.1f}" y="{at + 3}" width="{right - left:.1f}" height="24" '
-            f'fill="{_COLOURS[place % len(_COLOURS)]}"/>'
+        bar = f"left:{left:.2f}%;width:{right - left:.2f}%;background:{_COLOURS[place % len(_COLOURS)]}"
+        amount = f"{number(value)} {escape(chart.y)}"
+        rows.append(
+            f'<span class="of">{escape(name)}</span><span class="track"><i style="{bar}"></i>{lines}'
+            f'<b style="left:{right:.2f}%">{amount}</b></span>'
         )
-        told = f"{number(value)} {escape(chart.y)}"
-        parts.append(f'<text class="name halo" x="{right + 8:.1f}" y="{at + 19}">{told}</text>')
-    for name, value in chart.marks:
-        across = f"{x.at(value):.1f}"
-        parts.append(f'<line class="budget" x1="{across}" x2="{across}" y1="{top - 6}" y2="{height}"/>')
-        parts.append(f'<text class="told" x="{across}" y="{top - 11}" text-anchor="middle">{escape(name)}</text>')
-    return _headed(chart, "".join(parts) + "</svg>")
+    return _headed(chart, f'<div class="bars">{"".join(rows)}</div>')
 
 
 def _opening(title: str, width: int, height: int) -> str:
@@ -281,5 +307,6 @@ def _stroke(place: int, dashed: bool) -> str:
 
 def _headed(chart: Chart | Bars, drawing: str) -> str:
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-    heading = f"<h2>{escape(chart.title)} <span class='soft'>({escape(chart.y)})</span></h2>"
+    unit = "" if chart.y.lower() in chart.title.lower() else f" <span class='soft'>({escape(chart.y)})</span>"
+    heading = f"<h2>{escape(chart.title)}{unit}</h2>"
     return f'{heading}{note}<div class="scroll">{drawing}</div>'

@@ -133,9 +133,9 @@ def curves_svg(curves: Sequence[Curve], budget_bytes: int | None, *, panel: int 
         parts += _panel(
             curve, x, y, budget_bytes if budget_bytes is not None and budget_bytes <= most else None, number
         )
-    again = any(instant.again for curve in curves for instant in curve.instants)
+    recomputed = any(instant.again for curve in curves for instant in curve.instants)
     over = budget_bytes is not None and any(curve.peak.held_bytes > budget_bytes for curve in curves)
-    parts += _legend(height - 8, again=again, over=over)
+    parts += _legend(height - 8, recomputed=recomputed, over=over)
     return "".join(parts) + "</svg>"
 
 
@@ -183,13 +183,13 @@ def _areas(curve: Curve, x: Axis, y: Axis, budget: int | None, number: int) -> I
     end = x.at(len(curve.instants))
     outline = f"M{x.at(0):.1f} {y.begin}{steps}V{y.begin}Z"
     yield f'<path class="held" d="{outline}"/>'
-    again = "".join(
+    recomputed = "".join(
         f"M{x.at(n):.1f} {y.begin}V{y.at(i.held_bytes):.1f}H{x.at(n + 1):.1f}V{y.begin}Z"
         for n, i in enumerate(curve.instants)
         if i.again
     )
-    if again:
-        yield f'<path class="again" d="{again}"/>'
+    if recomputed:
+        yield f'<path class="recomputed" d="{recomputed}"/>'
     low = y.at(min(curve.lasting_bytes, y.high))
     yield f'<rect class="lasting" x="{_LEFT}" y="{low:.1f}" width="{end - _LEFT:.1f}" height="{y.begin - low:.1f}"/>'
     if budget is not None and curve.peak.held_bytes > budget:
@@ -204,7 +204,7 @@ def _hits(curve: Curve, x: Axis, y: Axis) -> Iterator[str]:
     for place in range(places):
         begin, end = place * n // places, (place + 1) * n // places
         instant = max(curve.instants[begin:end], key=lambda i: i.held_bytes)
-        told = [instant.op, instant.module, instant.phase + (", again" if instant.again else "")]
+        told = [instant.op, instant.module, instant.phase + (", recomputed" if instant.again else "")]
         title = " · ".join(word for word in told if word) + f"\n{show_bytes(instant.held_bytes)}"
         yield (
             f'<rect class="hit" x="{x.at(begin):.1f}" y="{y.end}" width="{x.at(end) - x.at(begin):.1f}" '
@@ -212,9 +212,9 @@ def _hits(curve: Curve, x: Axis, y: Axis) -> Iterator[str]:
         )
 
 
-def _legend(at: float, *, again: bool, over: bool) -> Iterator[str]:
+def _legend(at: float, *, recomputed: bool, over: bool) -> Iterator[str]:
     entries = [("lasting", "parameters, state, buffers, inputs"), ("held", "activations, gradients, workspace")]
-    entries += [("again", "while an op runs again")] if again else []
+    entries += [("recomputed", "while an op is recomputed")] if recomputed else []
     entries += [("over", "above the budget")] if over else []
     left = _LEFT
     for style, name in entries:
@@ -279,7 +279,7 @@ def _front(good: Sequence[Point], x: Axis, y: Axis) -> Iterator[str]:
     yield f'<polyline class="front" points="{path([(p.memory_bytes, p.extra or 0) for p in good])}"/>'
     for p in good:
         told = f"{show_bytes(p.memory_bytes)}, {100 * p.part:.0f} % of keep-all's: {100 * (p.extra or 0):+.1f} % time"
-        told += f", {p.recomputed} ops again" if p.recomputed else ""
+        told += f", {p.recomputed} ops recomputed" if p.recomputed else ""
         told += f", within {100 * p.gap:.1f} % of the best" if p.gap is not None else ""
         told += f" ({p.planner})" if p.planner else ""
         at = f'cx="{x.at(p.memory_bytes):.1f}" cy="{y.at(p.extra or 0):.1f}"'

@@ -89,9 +89,7 @@ def _step(run: Run, timeline: Timeline, number_: int) -> str:
 def _whole(run: Run, number_: int) -> str:
     sources = len({track.source.partition(":")[0] for track in run.tracks})
     period = f" every {run.samples.period_ns / 1e6:g} ms" if run.samples is not None else ""
-    note = (
-        f"{sources} sources, sampled{period}. Shaded: from the least to the most where samples lie too dense to draw."
-    )
+    note = f"{sources} sources, sampled{period}. Shaded: from minimum to maximum, where samples are too dense to draw."
     left = len(run.tracks) - len(drawn(run.tracks))
     note += f" {left} more lines are only in the CSV and the trace." if left else ""
     return f"<h2>The whole run</h2><p>{escape(note)}</p>{_view(number_, 'run')}"
@@ -119,7 +117,7 @@ def _legend(timeline: Timeline) -> str:
         if sums[place] > 0
     ]
     if any(op.why == "recomputed" for op in timeline.ops):
-        entries.append('<li><i class="again-mark"></i>runs again</li>')
+        entries.append('<li><i class="recomputed-mark"></i>recomputed</li>')
     return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
@@ -138,9 +136,9 @@ def _phases(run: Run, timeline: Timeline) -> str:
         return ""
     pieces, notes = [], []
     for row in rows:
-        again = row.again_s / total
-        pieces.append(_piece(f"p-{row.name}", row.name, (row.time_s - row.again_s) / total))
-        pieces.append(_piece(f"p-{row.name} again-piece", "again", again))
+        recomputed = row.recomputed_s / total
+        pieces.append(_piece(f"p-{row.name}", row.name, (row.time_s - row.recomputed_s) / total))
+        pieces.append(_piece(f"p-{row.name} recomputed-piece", "recomputed", recomputed))
         notes.append(_phase_note(row, total))
     pieces.append(_piece("p-gap", "between ops", gap_s / total))
     notes.append(
@@ -157,11 +155,11 @@ def _piece(style: str, name: str, part: float) -> str:
 
 
 def _phase_note(row: Row, total: float) -> str:
-    told = f"{quantity(row.time_s, 's')} · {100 * row.time_s / total:.0f} %"
-    told += f", of it {quantity(row.again_s, 's')} again" if row.again_s > 0 else ""
+    words = f"{quantity(row.time_s, 's')} · {100 * row.time_s / total:.0f} %"
+    words += f", of it {quantity(row.recomputed_s, 's')} recomputed" if row.recomputed_s > 0 else ""
     if row.energy is not None:
-        told += f" · {quantity(row.energy.amount_j, 'J')}"
-    return f'<li><i class="p-{row.name}"></i><b>{row.name}</b> {told}</li>'
+        words += f" · {quantity(row.energy.amount_j, 'J')}"
+    return f'<li><i class="p-{row.name}"></i><b>{row.name}</b> {words}</li>'
 
 
 # Tables
@@ -174,13 +172,13 @@ def _breakdown(run: Run, timeline: Timeline, number_: int) -> str:
         ("kinds", "Kind of op", by_kind(timeline, energy)),
         ("ops", "Op", by_op(timeline, energy)),
     )
-    told = "Time: median over steps. "
+    note = "Time: median over steps. "
     if energy is not None:
-        whole = "what it takes above idle" if energy.source == PROCESS_ENERGY else "all that the machine takes"
-        told += (
-            f"Energy: mean of a step, {energy.origin}: {whole}, of which what ops do not take goes by between them; "
-            f"attributed from {clip(energy.source, 80)} with its 95 % "
-            "interval; ≈ marks what could not be told apart from neighbours and is split by time. "
+        own = energy.source == PROCESS_ENERGY
+        whole = "what this process takes above idle" if own else f"what the machine takes ({clip(energy.source, 80)})"
+        note += (
+            f"Energy: mean over steps with its 95 % interval, {energy.origin}: {whole}, attributed to ops; the rest is "
+            "spent between ops. ≈ marks ops that the samples cannot tell apart: their sum is split by time. "
         )
     tabs = "".join(
         f'<button type="button" data-tab="{which}" aria-pressed="{"false" if place else "true"}">'
@@ -189,7 +187,7 @@ def _breakdown(run: Run, timeline: Timeline, number_: int) -> str:
     )
     inner = "".join(_table(which, title, rows, timeline, energy is not None) for which, title, rows in tables)
     return (
-        f'<h2>Where the time goes</h2><p>{escape(told)}</p><div class="breakdown" data-run="{number_}">'
+        f'<h2>Where the time goes</h2><p>{escape(note)}</p><div class="breakdown" data-run="{number_}">'
         f'<div class="tabs">{tabs}</div>{inner}</div>'
     )
 
@@ -202,7 +200,7 @@ def _columns(energy: bool, longest: float) -> list[Column]:
     columns: list[Column] = [
         ("time", lambda row: row.time_s, lambda row: _with_interval(row.time_s, row.low_s, row.high_s, "s")),
         ("share", lambda row: row.share, lambda row: _share(row.share, longest)),
-        ("again", lambda row: row.again_s or None, lambda row: _maybe(row.again_s or None, "s")),
+        ("recomputed", lambda row: row.recomputed_s or None, lambda row: _maybe(row.recomputed_s or None, "s")),
     ]
     if energy:
         columns.append(("energy", lambda row: row.energy.amount_j if row.energy else None, _energy))
@@ -217,7 +215,7 @@ def _columns(energy: bool, longest: float) -> list[Column]:
 
 def _table(which: str, title: str, rows: Sequence[Row], timeline: Timeline, energy: bool) -> str:
     longest = max((row.share for row in rows), default=0.0)
-    columns = [c for c in _columns(energy, longest) if c[0] != "again" or any(row.again_s for row in rows)]
+    columns = [c for c in _columns(energy, longest) if c[0] != "recomputed" or any(row.recomputed_s for row in rows)]
     head = "".join(_head(name, "descending" if name == "time" else "none", "number") for name, _, _ in columns)
     body = "".join(_row(row, columns, timeline, which) for row in rows[:MOST_ROWS])
     more = (
@@ -275,15 +273,15 @@ def _maybe(value: float | None, unit: str) -> str:
 def _energy(row: Row) -> str:
     energy: Energy | None = row.energy
     if energy is None:
-        return '<span class="soft" title="no figure: no sample met it, or none could be told apart">—</span>'
+        return '<span class="soft" title="no figure: no sample tells of it">—</span>'
     sign = "≈ " if energy.merged else ""
     return sign + _with_interval(energy.amount_j, energy.low_j, energy.high_j, "J")
 
 
 def _with_interval(value: float, low: float | None, high: float | None, unit: str) -> str:
     size = scale(value, unit)[1]
-    told = quantity(value, unit)
+    text = quantity(value, unit)
     if low is None and high is None:
-        return escape(told)
+        return escape(text)
     ends = between(low, high, size) if low is not None and high is not None else f"from {number((low or 0) / size)}"
-    return f'{escape(told)}<br><span class="soft small">{escape(ends)}</span>'
+    return f'{escape(text)}<br><span class="soft small">{escape(ends)}</span>'

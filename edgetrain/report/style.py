@@ -5,7 +5,7 @@ Colours of ops and lines are variables, because the script that draws on a canva
 
 _LIGHT = """
   --ink: #1b2327; --soft: #647079; --line: #dde3e6; --page: #ffffff; --shade: #f4f6f7; --card: #f8fafb;
-  --lasting: #b9c3c9; --held: #4f8fa8; --again: #e08a3c; --budget: #b3261e; --over: #dd9a93; --accent: #1f6f8b;
+  --lasting: #b9c3c9; --held: #4f8fa8; --recomputed: #e08a3c; --budget: #b3261e; --over: #dd9a93; --accent: #1f6f8b;
   --c0: #3f72af; --c1: #2a9d8f; --c2: #8267be; --c3: #d2a13a; --c4: #7ea85a; --c5: #4aa3c7; --c6: #c75d86;
   --c7: #97a4ab; --c8: #b5653c; --c9: #b3261e; --c10: #c6ced2; --on-bar: #ffffff;
   --forward: #4f8fa8; --backward: #8d79c2; --update: #c98b5a; --gap: #dde3e6;
@@ -15,7 +15,7 @@ _LIGHT = """
 """
 _DARK = """
   --ink: #e6eaec; --soft: #98a5ad; --line: #333d43; --page: #12171a; --shade: #191f23; --card: #181e22;
-  --lasting: #56626a; --held: #4b9fbd; --again: #f0a45a; --budget: #f0776c; --over: #8d4a45; --accent: #6cc0dd;
+  --lasting: #56626a; --held: #4b9fbd; --recomputed: #f0a45a; --budget: #f0776c; --over: #8d4a45; --accent: #6cc0dd;
   --c0: #5b8fd0; --c1: #3bb3a4; --c2: #9c84d8; --c3: #dcb354; --c4: #8fbb69; --c5: #62b7da; --c6: #d97a9f;
   --c7: #7d8a92; --c8: #cf8055; --c9: #f0776c; --c10: #56626a; --on-bar: #0d1214;
   --forward: #4b9fbd; --backward: #9a86d1; --update: #d39a6c; --gap: #333d43;
@@ -38,8 +38,8 @@ code { font-size: .88em; overflow-wrap: anywhere; }
 .status { font-size: .8rem; font-weight: 600; padding: .1rem .5rem; border-radius: 1rem; background: var(--shade); }
 .status.finished { color: var(--measured); } .status.failed, .status.stopped { color: var(--budget); }
 .status.running { color: var(--modelled); }
-.notes { margin: 1rem 0; padding: .6rem 1rem .6rem 2rem; border-left: 3px solid var(--again); background: var(--shade);
-       border-radius: 0 .4rem .4rem 0; font-size: .92rem; overflow-wrap: anywhere; }
+.notes { margin: 1rem 0; padding: .6rem 1rem .6rem 2rem; border-left: 3px solid var(--recomputed);
+       background: var(--shade); border-radius: 0 .4rem .4rem 0; font-size: .92rem; overflow-wrap: anywhere; }
 """
 
 _TABLES = """
@@ -50,6 +50,8 @@ th { font-weight: 600; font-size: .85rem; color: var(--soft); }
 .number { text-align: right; white-space: nowrap; }
 .words { white-space: normal; min-width: 8rem; max-width: 24rem; overflow-wrap: anywhere; }
 td:first-child { white-space: nowrap; } td.in { padding-left: 1.2rem; color: var(--soft); }
+.group th { padding-top: 1.2rem; color: var(--ink); font-size: .95rem; }
+.group th::first-letter { text-transform: capitalize; }
 .results td:first-child { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
 .data { width: 100%; font-size: .9rem; } .data td, .data th { padding: .3rem .9rem .3rem 0; line-height: 1.3; }
 .data td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
@@ -83,6 +85,8 @@ _CARDS = """
        font-variant-numeric: tabular-nums; }
 .card .figure small { font-size: .9rem; font-weight: 500; color: var(--soft); letter-spacing: 0; }
 .card .from { font-size: .8rem; color: var(--soft); display: flex; gap: .5rem; align-items: center; flex-wrap: wrap; }
+.cards.lead { grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); }
+.cards.lead .figure { font-size: 2.6rem; }
 .tag { display: inline-block; font-size: .72rem; line-height: 1.5; padding: 0 .45rem; border-radius: 1rem;
        border: 1px solid currentColor; white-space: nowrap; }
 .tag.measured { color: var(--measured); } .tag.derived { color: var(--derived); }
@@ -98,8 +102,8 @@ _CARDS = """
 .phases span:empty { padding: 0; } .phases .p-gap { color: var(--soft); }
 .p-forward { background: var(--forward); } .p-backward { background: var(--backward); }
 .p-update { background: var(--update); } .p-gap { background: var(--gap); }
-.again-piece { background-image: repeating-linear-gradient(45deg, var(--again) 0 5px, transparent 5px 10px); }
-.again-mark { background: linear-gradient(var(--lasting) 65%, var(--again) 65%); }
+.recomputed-piece { background-image: repeating-linear-gradient(45deg, var(--recomputed) 0 5px, transparent 5px 10px); }
+.recomputed-mark { background: linear-gradient(var(--lasting) 65%, var(--recomputed) 65%); }
 """
 
 _VIEW = """
@@ -122,12 +126,15 @@ _VIEW = """
 @media (max-width: 44rem) {
   body { margin-top: 1rem; padding: 0 .8rem; } h1 { font-size: 1.3rem; }
   .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .5rem; } .card { padding: .6rem .7rem; }
-  .card .figure { font-size: 1.45rem; }
+  .card .figure { font-size: 1.45rem; } .cards.lead { grid-template-columns: 1fr; }
+  .cards.lead .figure { font-size: 2rem; }
   .tip { position: static; width: auto; margin-top: .4rem; box-shadow: none; }
   .scroll > svg { width: auto; min-width: 42rem; max-width: none; }
   .results td:first-child, .data td:first-child { position: sticky; left: 0; z-index: 1; background: var(--page);
        background-clip: padding-box; }
-  .results td:first-child { min-width: 7rem; max-width: 9rem; }
+  .group th { padding-top: 1.2rem; color: var(--ink); font-size: .95rem; }
+.group th::first-letter { text-transform: capitalize; }
+.results td:first-child { min-width: 7rem; max-width: 9rem; }
   td, th { padding-right: .8rem; } .results .wide { display: none; }
   .data td:first-child { min-width: 8rem; }
 }
@@ -139,12 +146,29 @@ svg { width: 100%; height: auto; } text { fill: var(--soft); font-size: 12px; }
 .name { fill: var(--ink); font-size: 14px; }
 .axis { stroke: var(--line); } .shade { fill: var(--shade); } .lasting { fill: var(--lasting); }
 .held { fill: var(--held); }
-.again { fill: var(--again); } .budget { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 6 4; }
+.recomputed { fill: var(--recomputed); } .budget { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 6 4; }
 .over { fill: var(--over); } .told { fill: var(--budget); } .peak { fill: var(--ink); }
 .halo { paint-order: stroke; stroke: var(--page); stroke-width: 4px; stroke-linejoin: round; }
 .hit { fill: transparent; } .hit:hover { fill: var(--ink); fill-opacity: .25; }
 .front { fill: none; stroke: var(--held); stroke-width: 2; } .below { fill: none; stroke: var(--soft);
        stroke-width: 1.5; stroke-dasharray: 3 3; } .no { stroke: var(--budget); stroke-width: 2; }
+"""
+
+_BARS = """
+.bars { display: grid; grid-template-columns: max-content 1fr; gap: 0 .9rem; align-items: center; margin: .6rem 0; }
+.bars .of { text-align: right; font-size: .9rem; }
+.track { position: relative; display: block; height: 2.1rem; min-width: 0; }
+.track > * { position: absolute; }
+.track > i { top: .25rem; bottom: .25rem; }
+.track > i.mark { top: 0; bottom: 0; border-left: 2px dashed var(--budget); }
+.track > b { top: .3rem; padding-left: .5rem; font-weight: 500; font-size: .9rem; white-space: nowrap; }
+.track.above { height: 1.3rem; }
+.track > em { font-style: normal; font-size: .8rem; color: var(--budget); transform: translateX(-50%);
+       white-space: nowrap; }
+@media (max-width: 44rem) {
+  .bars { grid-template-columns: 1fr; } .bars .of { text-align: left; margin-top: .4rem; }
+  .bars .track { height: 1.8rem; }
+}
 """
 
 _COLOURS = "".join(f".c{n} {{ background: var(--c{n}); }}\n" for n in range(11))
@@ -156,5 +180,6 @@ STYLE = (
     + _CARDS
     + _VIEW
     + _CHARTS
+    + _BARS
     + _COLOURS
 )

@@ -6,14 +6,14 @@ In: `Record`s. Out: HTML text, everything escaped. A value that is not there is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from edgetrain.measure.record import Record, Value
 from edgetrain.report.numbers import MISSING, interval, number, shown
+from edgetrain.report.words import OTHER, grouped, label
 
 _HEADLINES = ("s", "bytes", "J", "W", "1/s", "samples/s")  # one card a unit, in this order
-_SUFFIX = re.compile(r"(?<!_per)_(s|j|w|c|hz)$")
 _PARTS = re.compile("utilisation|ratio|overhead|delivered|differ|share")
 _MOST_CARDS = 5
 _MOST_TEXT = 300  # characters of a name or a text that a page shows
@@ -22,14 +22,6 @@ _MOST_TEXT = 300  # characters of a name or a text that a page shows
 def clip(text: str, most: int = _MOST_TEXT) -> str:
     """Text that a page has room for."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def spoken(name: str) -> str:
-    """A name of a summary in words: step_time_s → step time, peak_bytes → peak memory. The unit is with the value."""
-    if " " in name:
-        return clip(name)
-    name = f"{name.removesuffix('_bytes')}_memory" if name.endswith("_bytes") else _SUFFIX.sub("", name)
-    return clip(name.replace("_", " ").strip() or name)
 
 
 def in_percent(name: str, value: Value) -> Value:
@@ -53,16 +45,18 @@ def cards(record: Record) -> str:
         if unit in _HEADLINES and value.value is not None:
             chosen.setdefault(unit, (name, value))
     ordered = [chosen[unit] for unit in _HEADLINES if unit in chosen][:_MOST_CARDS]
-    return f'<div class="cards">{"".join(_card(*one) for one in ordered)}</div>' if len(ordered) > 1 else ""
+    return (
+        f'<div class="cards">{"".join(_card(name, value) for name, value in ordered)}</div>' if len(ordered) > 1 else ""
+    )
 
 
 def _card(name: str, value: Value) -> str:
-    told = interval(value)
+    ends = interval(value)
     figure, _, unit = shown(value).partition(" ")
     return (
-        f'<div class="card"><div class="what">{escape(spoken(name))}</div>'
+        f'<div class="card"><div class="what">{escape(clip(label(name)))}</div>'
         f'<div class="figure">{escape(figure)}<small> {escape(unit)}</small></div>'
-        f'<div class="from">{tag(value.origin)}{f"<span>{escape(told)}</span>" if told else ""}</div></div>'
+        f'<div class="from">{tag(value.origin)}{f"<span>{escape(ends)}</span>" if ends else ""}</div></div>'
     )
 
 
@@ -71,13 +65,25 @@ def table(record: Record) -> str:
     if not record.summary:
         return ""
     spread = any(value.low is not None for value in record.summary.values())
-    rows = "".join(
-        f"<tr><td>{escape(spoken(name))}</td>{_cells(in_percent(name, value), spread)}<td>{tag(value.origin)}</td></tr>"
-        for name, value in record.summary.items()
-    )
+    rows = _in_groups(record.summary, lambda name: _row(name, record.summary[name], spread), 4 if spread else 3)
     head = '<th></th><th class="number">value</th>'
     head += ('<th class="number wide">95 % interval</th>' if spread else "") + "<th>where from</th>"
     return f"<h2>Results</h2>{_whole(head, rows)}"
+
+
+def _row(name: str, value: Value, spread: bool) -> str:
+    cells = _cells(in_percent(name, value), spread)
+    return f"<tr><td>{escape(clip(label(name)))}</td>{cells}<td>{tag(value.origin)}</td></tr>"
+
+
+def _in_groups(names: Iterable[str], row: Callable[[str], str], columns: int) -> str:
+    """Rows under the headings of their groups; no headings where all are of one."""
+    groups = grouped(names)
+    heading = '<tr class="group"><th colspan="{}">{}</th></tr>'.format
+    return "".join(
+        (heading(columns, group) if len(groups) > 1 and group != OTHER else "") + "".join(map(row, members))
+        for group, members in groups
+    )
 
 
 def _cells(value: Value, spread: bool) -> str:
@@ -102,19 +108,21 @@ def _whole(head: str, rows: str) -> str:
 def side_by_side(runs: Sequence[tuple[str, Record]]) -> str:
     """One column a run; beside each number of a later run, how many times the first run's it is. Nothing for runs that
     have no value in common."""
-    told = [name for _, record in runs for name in record.summary]
-    names = list(dict.fromkeys(told))
-    if len(names) == len(told):
+    written = [name for _, record in runs for name in record.summary]
+    names = list(dict.fromkeys(written))
+    if len(names) == len(written):
         return ""
     head = "".join(
         f'<th class="number"><a href="#run-{place}">{escape(clip(name, 60))}</a></th>'
         + ('<th class="number">ratio</th>' if place else "")
         for place, (name, _) in enumerate(runs)
     )
-    rows = "".join(
-        f"<tr><td>{escape(spoken(name))}</td>{_across([_of(record, name) for _, record in runs])}</tr>"
-        for name in names
-    )
+
+    def row(name: str) -> str:
+        cells = _across([_of(record, name) for _, record in runs])
+        return f"<tr><td>{escape(clip(label(name)))}</td>{cells}</tr>"
+
+    rows = _in_groups(names, row, 2 * len(runs))
     note = "A ratio is a value over that of the first run. Whether a difference is more than noise is answered by"
     return (
         f'<section class="run"><h1>Side by side</h1><p>{note} <code>edgetrain compare</code>.</p>'

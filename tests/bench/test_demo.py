@@ -35,6 +35,9 @@ def test_the_demo_compares_like_with_like(tmp_path: Path) -> None:
     assert charts["Tensors during one step of edgetrain"]["marks"] == [{"name": "budget 64 MB", "value": 64.0}]
     bars = {bar["name"]: bar["value"] for bar in charts["Growth of the process"]["bars"]}
     assert bars == {name: side.growth_bytes / 1e6 for name, side in result.sides.items()}
+    memory, time = charts["edgetrain within 64 MB, against plain PyTorch"]["figures"]
+    assert memory["value"] == f"{result.ratios(PLAIN)[0]:.2f} ×"
+    assert time["value"] == f"{result.ratios(PLAIN)[1]:.2f} ×"
     profiled = RunFolder(result.profile).load()
     assert profiled.status == "finished"
     assert profiled.summary["step_time_s"].value > 0  # type: ignore[operator]

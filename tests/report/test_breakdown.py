@@ -44,7 +44,7 @@ def test_rows_are_sums_over_their_ops() -> None:
     assert list(rows) == ["a", "b"]
     assert rows["a"].time_s == pytest.approx(0.006)
     assert rows["a"].share == pytest.approx(0.6)
-    assert rows["a"].again_s == pytest.approx(0.002)
+    assert rows["a"].recomputed_s == pytest.approx(0.002)
     assert (rows["a"].flops, rows["a"].n_bytes, rows["a"].places) == (8_000_008, 60, (0, 2, 3))
     assert rows["b"].flops_per_s is None
     assert rows["a"].flops_per_s == pytest.approx(8_000_008 / 0.006)

@@ -90,12 +90,31 @@ def test_axes_have_round_numbers_and_marks_have_names(tmp_path: Path) -> None:
     ]
     (run.path / "charts.json").write_text(json.dumps(charts))
     page = write_page([run], tmp_path / "page.html").read_text()
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    texts = re.findall(r"<(?:text|b|em|span)\b[^>]*>([^<]+)</", page)
     assert {"0", "500", "1,000", "1,500", "1,715 MB", "349 MB", "plain", "ours", "held"} <= set(texts)
     assert texts.count("budget 300 MB") == 2
     assert not re.search(r"\de[+-]\d", "".join(texts))
-    widths = [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)" height="24"', page)]
+    widths = [float(w) for w in re.findall(r"width:([\d.]+)%", page)]
     assert widths[1] / widths[0] == pytest.approx(349.2 / 1715.4, rel=1e-2)
+    (mark,) = {float(w) for w in re.findall(r'class="mark" style="left:([\d.]+)%', page)}
+    assert mark / widths[0] == pytest.approx(300 / 1715.4, rel=1e-2)
+
+
+def test_a_page_opens_with_the_figures_that_matter_then_pictures_then_tables(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    figures = [{"name": "memory", "value": "0.5 ×", "note": EVIL}, {"name": "time", "value": "1.1 ×", "note": ""}]
+    charts = [
+        {"title": "Against plain PyTorch", "figures": figures},
+        {"title": "b", "note": "", "y": "MB", "bars": [{"name": "plain", "value": 1}]},
+    ]
+    (run.path / "charts.json").write_text(json.dumps(charts))
+    page = write_page([run], tmp_path / "page.html").read_text()
+    places = [page.index(text) for text in ("Against plain", "0.5 ×", "1.1 ×", 'class="bars"', "<h2>Results")]
+    assert places == sorted(places)
+    assert EVIL not in page
+    (run.path / "charts.json").write_text(json.dumps([{"title": "a", "figures": [{"name": "memory"}]}]))
+    with pytest.raises(UserError, match=r"charts\.json is not a file of charts"):
+        write_page([run], tmp_path / "page.html")
 
 
 def test_bars_that_are_not_ours_are_refused_and_text_in_them_is_escaped(tmp_path: Path) -> None:

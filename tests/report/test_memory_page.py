@@ -99,11 +99,11 @@ def test_curves_have_round_ticks_phases_a_budget_and_titles() -> None:
     assert words.count("2 MB") == 2
     assert words.count("8 MB") == 2
     assert words.count("budget 4 MB") == 2
-    assert {"forward", "backward", "keep all: peak 8 MBat op_2 of a.0", "while an op runs again"} <= set(words)
+    assert {"forward", "backward", "keep all: peak 8 MBat op_2 of a.0", "while an op is recomputed"} <= set(words)
     titles = [element.text or "" for element in ElementTree.fromstring(svg).iter("title")]
     assert len(titles) == len(KEEP_ALL.instants) + len(PLAN.instants)
     assert titles[2] == "op_2 · a.0 · forward\n8 MB"
-    assert titles[5 + 4] == "op_4 · a.0 · backward, again\n4 MB"
+    assert titles[5 + 4] == "op_4 · a.0 · backward, recomputed\n4 MB"
 
 
 def test_a_budget_far_above_is_not_drawn() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from edgetrain.measure.record import Value, new_record
 from edgetrain.report.numbers import between, interval, quantity, shown
-from edgetrain.report.summary import cards, clip, in_percent, side_by_side, spoken, table
+from edgetrain.report.summary import cards, clip, in_percent, side_by_side, table
+from edgetrain.report.words import GROUPS, grouped, label
 
 
 @pytest.mark.parametrize(
@@ -47,13 +48,36 @@ def test_an_interval_has_the_unit_of_its_value() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("step_time_s", "step time"), ("samples_per_s", "samples per s"), ("energy_per_step_j", "energy per step"),
-        ("peak_bytes", "peak memory"), ("temp_cpu_c_most", "temp cpu c most"), ("time of a step", "time of a step"),
-        ("_", "_"), ("x" * 999, "x" * 299 + "…"),
+        ("step_time_s", "time of a step"), ("energy_per_step_j", "energy of a step"),
+        ("peak_bytes", "peak of all tensors"), ("arena_bytes", "arena memory"), ("burst_s", "burst"),
+        ("temp_cpu_c_most", "temp cpu, highest"), ("cpu0_frequency_hz_mean", "cpu0, mean"),
+        ("utilisation_cpu12", "part of the time that core 12 is busy"), ("note_3", "note 3"),
+        ("time of a step", "time of a step"), ("_", "_"),
     ],
 )  # fmt: skip
 def test_names_in_words(name: str, words: str) -> None:
-    assert spoken(name) == words
+    assert label(name) == words
+
+
+def test_a_long_name_is_cut() -> None:
+    record = replace(new_record(["x"]), summary={"x" * 999: Value(1, "1", "measured")})
+    assert "x" * 299 + "…</td>" in table(record)
+
+
+def test_values_stand_in_groups_and_none_is_left_out() -> None:
+    names = ["noise", "my own", "peak_bytes", "step_time_s", "utilisation_cpu0", "utilisation", "temp_c_most", "note_1"]
+    groups = dict(grouped(names))
+    assert sorted(name for members in groups.values() for name in members) == sorted(names)
+    assert groups["other"] == ["my own"]
+    assert groups["processor"] == ["utilisation", "utilisation_cpu0", "temp_c_most"]
+    assert groups["how sure it is"] == ["noise", "note_1"]
+    assert list(groups) == ["other", "time", "memory", "processor", "how sure it is"]
+    labels = [label for labels in GROUPS.values() for label in labels]
+    assert len(set(labels)) == len(labels)
+    summary = {name: Value(1, "1", "measured") for name in names}
+    text = table(replace(new_record(["x"]), summary=summary))
+    assert text.count('class="group"') == 4
+    assert 'class="group"' not in table(replace(new_record(["x"]), summary={"my own": summary["my own"]}))
 
 
 def test_parts_are_percents_and_other_ratios_are_not() -> None:
@@ -76,7 +100,7 @@ def test_cards_are_the_first_value_of_each_unit() -> None:
     }  # fmt: skip
     text = cards(replace(new_record(["x"]), summary=summary))
     assert text.count('class="card"') == 2
-    assert "step time" in text
+    assert "time of a step" in text
     assert "100 to 300" in text
     assert "forward" not in text
     assert "unavailable" in table(replace(new_record(["x"]), summary=summary))

@@ -3,8 +3,9 @@
 // A lane has a title, a height and draw(context, view, top). It knows nothing of the pointer.
 
 const DASHES = [[], [5, 3], [2, 3], [8, 3, 2, 3]]; // lines of one lane, in the order of their names
+const DASHED = ["—", "╌", "┈", "–·"]; // the same beside the names
 
-/** Bars in rows. A row: {begin, end, colour(i), label(i), mark(i)}; marked ones run again. */
+/** Bars in rows. A row: {begin, end, colour(i), label(i), mark(i)}; marked ones are recomputed. */
 function barLane(title, rows, height) {
   return {
     title, height: rows.length * (height + 1),
@@ -15,15 +16,6 @@ function barLane(title, rows, height) {
       drawBars(context, view, { ...rows[0], label: () => "", mark: () => false }, 0, tall);
     },
   };
-}
-
-/** Text that can be read on top of lines. */
-function overLines(context, text, x, y) {
-  context.lineWidth = 3;
-  context.strokeStyle = colour("card");
-  context.strokeText(text, x, y);
-  context.fillStyle = colour("soft");
-  context.fillText(text, x, y);
 }
 
 function drawBars(context, view, row, top, height) {
@@ -44,7 +36,7 @@ function drawBars(context, view, row, top, height) {
     context.fillRect(left, top, Math.max(width - (width > 3 ? 0.8 : 0), 0.7), height);
     context.globalAlpha = 1;
     if (row.mark && row.mark(i)) {
-      context.fillStyle = colour("again");
+      context.fillStyle = colour("recomputed");
       context.fillRect(left, top + height - 5, Math.max(width - (width > 3 ? 0.8 : 0), 0.7), 5);
     }
     if (row.current && view.op === i) {
@@ -71,9 +63,9 @@ function lineLane(title, origin, unit, series, options = {}) {
     high += room;
   } else high *= 1.06;
   if (!(high > low)) high = low + 1;
-  const height = options.height || 64;
+  const height = options.height || 64, shown = options.shownHigh === undefined ? high : options.shownHigh;
   return {
-    title, origin, height, series, unit,
+    title, origin, height, series, unit, ends: `${low ? quantity(low, unit) : "0"} to ${quantity(shown, unit)}`,
     draw(context, view, top) {
       const y = (value) => top + height - (Math.min(value, high) - low) / (high - low) * height;
       context.strokeStyle = colour("line");
@@ -90,14 +82,6 @@ function lineLane(title, origin, unit, series, options = {}) {
         drawLine(context, view, one, y, options.colour, 1, 1.6);
       });
       context.setLineDash([]);
-      context.font = "10px system-ui, sans-serif";
-      context.textAlign = "right";
-      context.textBaseline = "top";
-      const shown = options.shownHigh === undefined ? high : options.shownHigh;
-      overLines(context, quantity(shown, unit), view.width - 4, top + 2);
-      context.textBaseline = "bottom";
-      overLines(context, quantity(low, unit), view.width - 4, top + height - 1);
-      context.textAlign = "left";
     },
   };
 }

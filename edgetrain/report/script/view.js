@@ -176,12 +176,22 @@ class View {
       context.fillText(lane.origin, left, top + TITLE / 2 - 1);
       left += 8 + context.measureText(lane.origin).width;
     }
-    const series = lane.series || [], lines = series.filter((one) => one.main).map((one) => one.name);
-    const others = series.length > lines.length ? `; thin: ${series.length - lines.length} more` : "";
+    let right = this.width - 4;
+    if (lane.ends) { // where no line strikes it through
+      context.textAlign = "right";
+      context.fillStyle = colour("soft");
+      context.fillText(lane.ends, right, top + TITLE / 2 - 1);
+      context.textAlign = "left";
+      right -= context.measureText(lane.ends).width + 12;
+    }
+    const series = lane.series || [], main = series.filter((one) => one.main);
+    const dashed = (one, place) => (main.length > 1 ? `${DASHED[place % DASHED.length]} ${one.name}` : one.name);
+    const lines = main.map(dashed), leftOut = series.length - lines.length;
+    const others = leftOut ? `; ${leftOut} more as thin lines` : "";
     const aside = [lines.join(", ") + others, lane.aside || ""].filter((text) => text).join(" · ");
-    if (!aside || aside === lane.title) return;
+    if (!aside || aside === lane.title || right <= left) return;
     context.fillStyle = colour("soft");
-    context.fillText(fitted(context, aside, this.width - left - 8), left, top + TITLE / 2 - 1);
+    context.fillText(fitted(context, aside, right - left), left, top + TITLE / 2 - 1);
   }
 
   paintPointer(context) {
