@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from edgetrain.graph.capture import foretold, kinds
-from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain, refs_in
+from edgetrain.graph.capture.record import Recorder
+from edgetrain.graph.capture.recording import RawCall, RawRef, Recording, is_random, out_of_place, plain, refs_in
 from edgetrain.graph.capture.value_checks import is_check, refuses_values
 from edgetrain.graph.ir import Op, Ref, Role, Tensor, Value, replace_refs
 from edgetrain.graph.rewrite.builder import Builder

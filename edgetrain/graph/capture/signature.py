@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from edgetrain.graph.capture.record import Layout, Recording, Results, refs_in
+from edgetrain.graph.capture.recording import Layout, Recording, Results, refs_in
 
 
 class Call(NamedTuple):
