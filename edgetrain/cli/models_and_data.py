@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from edgetrain import zoo
 from edgetrain.dtypes import dtype_name
 from edgetrain.errors import UserError
-from edgetrain.graph.capture.training import ExampleRefused
+from edgetrain.graph.capture.refusals import ExampleRefused
 from edgetrain.zoo import datasets
 from edgetrain.zoo.datasets import Data, keywords
 from edgetrain.zoo.datasets.recognise import PUBLIC

@@ -36,7 +36,7 @@ from edgetrain.errors import Infeasible, InternalError, UserError
 from edgetrain.firmware.planned import MOMENTUM as FIRMWARE_MOMENTUM
 from edgetrain.firmware.planned import FirmwareStep, firmware_step
 from edgetrain.firmware.target import Target
-from edgetrain.graph.capture.training import ExampleRefused
+from edgetrain.graph.capture.refusals import ExampleRefused
 from edgetrain.graph.ir import Graph
 from edgetrain.measure.picture import Curve, Frontier, Picture, Table
 from edgetrain.measure.picture import save as save_picture

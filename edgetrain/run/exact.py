@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgetrain.graph.capture.objects import holds_many_plain, is_a
 from edgetrain.graph.capture.optimizers import kind_of
-from edgetrain.graph.capture.reach import holds_many_plain, is_a
 from edgetrain.graph.capture.training import MemoryFormat
 from edgetrain.native.signals import raised_by_handler
 from edgetrain.ops.settings import rounds

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.graph.capture.reach import is_a, joined
+from edgetrain.graph.capture.objects import is_a, joined
 
 _COUNTING = ("add", "sub", "mul", "truediv", "pow")
 _USING = ("floordiv", "mod", "lshift", "rshift", "and", "or", "xor")

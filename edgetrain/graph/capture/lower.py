@@ -27,7 +27,8 @@ import torch
 
 from edgetrain.dtypes import dtype_name
 from edgetrain.graph.capture import foretold, kinds
-from edgetrain.graph.capture.record import RawCall, RawRef, Recorder, Recording, is_random, out_of_place, plain, refs_in
+from edgetrain.graph.capture.record import Recorder
+from edgetrain.graph.capture.recording import RawCall, RawRef, Recording, is_random, out_of_place, plain, refs_in
 from edgetrain.graph.capture.value_checks import is_check, refuses_values
 from edgetrain.graph.ir import Op, Ref, Role, Tensor, Value, replace_refs
 from edgetrain.graph.rewrite.builder import Builder

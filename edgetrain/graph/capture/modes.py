@@ -127,3 +127,32 @@ def _set_generators(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(cpu)
     if cuda:
         torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def without_fused_recurrence(model: nn.Module) -> Iterator[None]:
+    """The recurrent layers of oneDNN and cuDNN hide a workspace whose size only a run can tell; their parts do not.
+
+    NNPACK, which the choice of a convolution falls to from a batch of 16 on, must not be what takes its place: it
+    makes contiguous results only, where oneDNN and the plain kernels keep images channels-last.
+    """
+    enabled, enabled_cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        torch._C._set_cudnn_enabled(False)
+    try:
+        with torch.backends.nnpack.flags(enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_cudnn_enabled(enabled_cudnn)
+
+
+@contextmanager
+def empty_autocast_cache() -> Iterator[None]:
+    """Inside an autocast block of the caller's, neither we may meet weights that it cast before nor it those we did."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()

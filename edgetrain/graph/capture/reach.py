@@ -12,23 +12,14 @@ narrow walk does so with the attributes of all objects.
 from __future__ import annotations
 
 import abc
-import array
 import builtins
-import contextlib
 import ctypes
 import functools
-import gc
-import hashlib
 import io
-import marshal
-import mmap
-import os
-import queue
-import random
 import sys
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from typing import Any
@@ -37,29 +28,34 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.hooks import RemovableHandle
 
+from edgetrain.graph.capture.contents import content_of, is_stateful, layout_of, looks_of, plain_content, state_of
 from edgetrain.graph.capture.installed import installed
+from edgetrain.graph.capture.objects import (
+    C_DATA,
+    PLAIN,
+    PLAIN_TYPES,
+    held,
+    holds_many_plain,
+    is_a,
+    is_set,
+    items_of,
+    joined,
+    max_length,
+    own_attribute,
+    parts_of,
+    registered,
+    slots_of,
+    target_of,
+)
 from edgetrain.graph.capture.observe import ANY_MODULE, Observed, code_of, imported_by, names_in
+from edgetrain.graph.capture.walk import Trail, Walk
 from edgetrain.native.signals import raised_by_handler
 
-Trail = list[tuple[Any, ...]]
-
-PLAIN = (
-    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
-    torch.dtype, torch.device, torch.memory_format, torch.layout,
-)  # fmt: skip
-_PLAIN_TYPES = set(PLAIN)
 # Nothing of the user's hangs on these.
 _CLOSED = (
     types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType, types.GetSetDescriptorType,
     types.MemberDescriptorType, types.ClassMethodDescriptorType, np.ufunc, torch.Generator,
-)  # fmt: skip
-C_DATA: Any = ctypes.c_int.__mro__[-2]  # what ctypes derives numbers, structures, arrays and pointers from
-# Their state is not among what they hold.
-_STATEFUL = (
-    bytearray, array.array, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
-    C_DATA, ContextVar, Context, mmap.mmap, np.void,
 )  # fmt: skip
 # What is followed among the variables of packages; of all else there it counts which object it is.
 _OF_PACKAGES = (types.FunctionType, dict, list, set, deque, *PLAIN)
@@ -67,14 +63,8 @@ _WRAPPERS = (functools.partial, types.MethodType, staticmethod, classmethod, pro
 _WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
 _CACHED = type(functools.lru_cache(len))
 SHELVES = ("_parameters", "_buffers", "_modules")
-LARGE_BYTES = 1 << 20
-_MANY = 1000  # items
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_OURS = __name__.partition(".")[0] + "."
-_MODELS = _OURS + "zoo."
 _SCOPE_BY_ANY_NAME = {"globals", "eval", "exec", "__globals__", "f_globals"}
 _HEAP_TYPE = 1 << 9  # of a class's flags: its attributes can be set
-_CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
 # What is not in their dict.
 _OF_CLASSES = ("__name__", "__qualname__")
 _OF_FUNCTIONS = (*_OF_CLASSES, "__doc__", "__annotations__", "__module__")
@@ -83,32 +73,20 @@ _NOISE = {"_is_full_backward_hook", BUFFER_NAMES}  # of modules
 _KINDS_OF_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
-class Reach:
+class Reach(Walk):
     """
-    trail:      what was met, in order: (path, its sort, what tells it from another of that sort)
     tensors:    id → path, the first one found
     attributes: the `__dict__` of objects, modules and functions: (mapping, keys that count, path)
     variables:  the same of Python modules, whose other variables do not count
     absent:     (mapping, names that would count if they were there)
-    unnamed:    paths of attributes and variables whose names stand in no code that ran
-    ignored:    such paths that do not count
     """
 
     def __init__(self, observed: Observed | None = None, *, narrow: bool = False, ignored: Container[str] = ()) -> None:
-        self._observed = observed if observed is not None and observed.complete else None
-        self._narrow = narrow and self._observed is not None
-        self._ignored = ignored
-        self._pending: list[tuple[Any, str]] = []
-        self._numbers: dict[int, int] = {}
+        super().__init__(observed, narrow=narrow, ignored=ignored)
         self._storages: dict[int, int] = {}
         self._paths: set[str] = set()
         self._used: set[tuple[int, frozenset[str]]] = set()
         self._whole: set[int] = set()  # modules of which all variables that count were added
-        self.alive: list[Any] = []  # what was met is kept, so that no identity is used twice
-        self.first_paths: list[str] = []  # of each of these
-        self.trail: Trail = []
-        self.unnamed: set[str] = set()
-        self._names_of_class: dict[type, frozenset[str]] = {}
         self.tensors: dict[int, str] = {}
         self.modules: dict[str, nn.Module] = {}
         self.attributes: list[tuple[dict[str, Any], list[str], str]] = []
@@ -126,11 +104,6 @@ class Reach:
         self.caches: list[Any] = []  # of functools.lru_cache
         self.objects: list[Any] = []  # whose class may be set
 
-    def add(self, value: Any, path: str) -> None:
-        """Walk everything that hangs on `value`, depth first, in the order in which it was written down."""
-        self._pending.append((value, path))
-        self._drain()
-
     def add_scopes(self) -> None:
         """The variables of the modules whose code ran."""
         seen = self._observed
@@ -144,7 +117,7 @@ class Reach:
 
     def held(self) -> Iterator[Any]:
         """What stands now at each place that was found, and what new containers at these places hold."""
-        pending = [value for value in self._places() if type(value) not in _PLAIN_TYPES]
+        pending = [value for value in self._places() if type(value) not in PLAIN_TYPES]
         new: dict[int, Any] = {}
         while pending:
             value = pending.pop()
@@ -164,86 +137,6 @@ class Reach:
         yield from (own_attribute(value, slot) for value, slot, _ in self.slots)
         yield from (item for cls in self.classes for item in vars(cls).values())
 
-    def _drain(self) -> None:
-        pending = self._pending
-        while pending:
-            value, path = pending.pop()
-            if type(value) in _PLAIN_TYPES:
-                self.trail.append((path, type(value), repr(value) if isinstance(value, float | complex) else value))
-            elif id(value) in self._numbers:
-                self.trail.append((path, "met", self._numbers[id(value)]))
-            else:
-                self._number(value, path)
-                begin = len(pending)
-                self._look_at(value, path)
-                pending[begin:] = pending[begin:][::-1]
-
-    def _look_at(self, value: Any, path: str) -> None:
-        """Of a proxy, or another object that raises when it is looked at, its own attributes count."""
-        try:
-            if is_ours(value):
-                self.trail.append((path, "one", id(value)))
-                return
-            self.trail.append((path, *self._described(value)))
-            self._visit(value, path)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            if isinstance(error, RuntimeError) and "during iteration" in str(error):  # another thread changes it
-                raise
-            self.trail.append((path, type(value), id(value)))
-            self._add_raw_attributes(value, path)
-
-    def _number(self, value: Any, path: str) -> None:
-        self._numbers[id(value)] = len(self.alive)
-        self.alive.append(value)
-        self.first_paths.append(path)
-
-    def _push(self, value: Any, path: str) -> None:
-        self._pending.append((value, path))
-
-    def _counts(self, name: Any, owner: Any) -> bool:
-        """Is an attribute of that name read? Of objects of the user's own all are, unless the walk is narrow."""
-        if self._is_named(name, owner):
-            return True
-        named = owner if is_a(owner, type | types.FunctionType) else type(owner)
-        return (is_a(owner, nn.Module) or not installed(named.__module__)) and self._takes_all(name)
-
-    def _is_named(self, name: Any, owner: Any) -> bool:
-        """In code that ran: in the user's own, where the owner is no module of torch and of no package."""
-        seen = self._observed
-        if seen is None:
-            return True
-        named = owner if is_a(owner, type | types.FunctionType) else type(owner)
-        return name in (seen.names if is_a(owner, nn.Module) or installed(named.__module__) else seen.own_names)
-
-    def _reads(self, name: Any, owner: Any, path: str) -> bool:
-        """The same as `_counts`, of one that stands at a path."""
-        if not self._counts(name, owner) or path in self._ignored:
-            return False
-        if self._observed is not None and name not in self._names_for(type(owner)):
-            self.unnamed.add(path)
-        return True
-
-    def _names_for(self, cls: type) -> frozenset[str]:
-        """Those in the code that works with objects of a class: the user's own, and that of the packages it is of."""
-        if cls not in self._names_of_class:
-            seen = self._observed or Observed()
-            of_packages = [seen.scopes.get(base.__module__, set()) for base in cls.__mro__]
-            names = seen.names if installed(cls.__module__) else seen.own_names.union(*of_packages)
-            self._names_of_class[cls] = frozenset(names)
-        return self._names_of_class[cls]
-
-    def runs(self, name: str, cls: type) -> bool:
-        """Is an attribute of a class read by its name, or by an operator?"""
-        if counts_itself(cls, name):
-            return False
-        return (name.startswith("__") and name not in _CLASS_NOISE) or self._counts(name, cls)
-
-    def _takes_all(self, name: Any) -> bool:
-        assert self._observed is not None
-        return name not in _CLASS_NOISE and (not self._narrow or self._observed.by_any_name)
-
     def _described(self, value: Any) -> tuple[Any, ...]:
         """Containers, objects and functions by their parts, which follow on the trail; all else by identity."""
         if isinstance(value, torch.Tensor):
@@ -252,10 +145,10 @@ class Reach:
             return "array", type(value), looks_of(value), content_of(value)
         if isinstance(value, types.FunctionType):
             return "function", id(value.__code__)
-        if holds_many_plain(value) or (type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN_TYPES):
-            return type(value), len(value), _longest(value), _plain_content(value)
+        if holds_many_plain(value) or (type(value) in (list, tuple) and set(map(type, value)) <= PLAIN_TYPES):
+            return type(value), len(value), max_length(value), plain_content(value)
         if isinstance(value, dict | list | tuple | deque | set | frozenset):
-            return type(value), len(parts_of(value)), _longest(value)
+            return type(value), len(parts_of(value)), max_length(value)
         if isinstance(value, (type, types.ModuleType, *_CLOSED)):
             return "one", id(value)
         if self._has_state(value):
@@ -367,7 +260,7 @@ class Reach:
             for key, item in items_of(value):
                 self._push(key, path)
                 self._push(item, joined(path, key))
-        elif type(value) not in (list, tuple) or not set(map(type, value)) <= _PLAIN_TYPES:
+        elif type(value) not in (list, tuple) or not set(map(type, value)) <= PLAIN_TYPES:
             for position, item in enumerate(parts_of(value)):
                 self._push(item, f"{path}.{position}")
         if isinstance(value, defaultdict):
@@ -430,10 +323,6 @@ class Reach:
         if imported:
             self.variables.append((sys.modules, imported, "sys.modules"))
 
-    @functools.cached_property
-    def _own_names(self) -> frozenset[str]:
-        return frozenset(self._observed.own_names if self._observed else ())
-
     def _add_module(self, scope: dict[str, Any], names: frozenset[str], path: str) -> None:
         """The variables of a Python module that code names: of a package those called `names`; of the user's own all,
         as of his objects, for other code may read them where the module is handed on."""
@@ -453,9 +342,6 @@ class Reach:
             self._add_named(scope, read, names, path, AllBut(scope) if self._takes_any() else None)
         else:
             self._add_named(scope, names, names, path)
-
-    def _takes_any(self) -> bool:
-        return self._observed is None or not self._narrow or self._observed.by_any_name
 
     def _add_named(
         self,
@@ -487,7 +373,7 @@ class Reach:
         for base in (*cls.__bases__, type(cls)):
             self._push(base, path)
         if isinstance(cls, abc.ABCMeta) and not installed(cls.__module__):
-            self.trail.append((path, "registered", _registered(cls)))
+            self.trail.append((path, "registered", registered(cls)))
         if installed(cls.__module__) and self._observed is None:
             return
         self._add_slots(cls, _OF_CLASSES, path)
@@ -513,7 +399,7 @@ class Reach:
         if isinstance(value, _CACHED):
             self.caches.append(value)
             # What it keeps counts, but is not ours to restore: its parts belong together.
-            self._push(value.__wrapped__ if self._observed is None else _held(value), path)
+            self._push(value.__wrapped__ if self._observed is None else held(value), path)
         slots = list(slots_of(type(value)))
         self.objects.append(value)
         self._push(type(value), path)
@@ -540,14 +426,14 @@ class Reach:
             if isinstance(value, ctypes._Pointer) and value:
                 self._push(value.contents, path)
         elif not slots and own_attribute(value, "__dict__") is None:
-            for item in _held(value):
+            for item in held(value):
                 self._push(item, path)
 
     def _has_state(self, value: Any) -> bool:
         """Of files and texts in memory what is in them counts where code reads from such: a log is only written."""
         if isinstance(value, io.IOBase) and self._observed is not None and not self._observed.reads_streams:
             return False
-        return _is_stateful(value)
+        return is_stateful(value)
 
     def weak_trail(self, refs: Iterable[tuple[Any, str]]) -> Trail:
         """What hangs on objects that nothing but weak references leads to; they are not kept alive."""
@@ -559,15 +445,13 @@ class Reach:
             apart.add(target_of(ref), path)
         return apart.trail
 
-    def keeps(self, value: Any) -> bool:
-        """It was met, or is None."""
-        return value is None or id(value) in self._numbers
 
-
-def joined(path: str, key: Any) -> str:
-    """The path of what stands at a key. The text of a key that is an object may be long in the making: a tensor's."""
-    name = str(key) if type(key) in _PLAIN_TYPES else type(key).__name__
-    return f"{path}.{name}" if path else name
+def reach_of(*roots: tuple[Any, str]) -> Reach:
+    """What hangs on these objects, each with its path."""
+    reach = Reach()
+    for value, path in roots:
+        reach.add(value, path)
+    return reach
 
 
 def _reads_any_variable(names: frozenset[str]) -> bool:
@@ -583,239 +467,3 @@ class AllBut:
 
     def __contains__(self, name: object) -> bool:
         return name not in self._names and not str(name).startswith("__")
-
-
-def is_ours(value: Any) -> bool:
-    """An object of edgetrain's own, such as a step that a trainer keeps: nothing that a model reads hangs on it."""
-    module = type(value).__module__
-    return (
-        isinstance(module, str)
-        and module.startswith(_OURS)
-        and not (module.startswith(_MODELS) or is_a(value, nn.Module | torch.Tensor))
-    )
-
-
-def counts_itself(cls: type, key: str) -> bool:
-    """The number of the next hook: the hooks of a capture raise it too, and nothing depends on it."""
-    return cls is RemovableHandle and key == "next_id"
-
-
-def slots_of(cls: type) -> Iterator[str]:
-    """The names that `__slots__` gives, as they are stored."""
-    for base in cls.__mro__:
-        names = base.__dict__.get("__slots__", ())
-        for slot in (names,) if isinstance(names, str) else names:
-            if slot not in ("__dict__", "__weakref__"):
-                private = slot.startswith("__") and not slot.endswith("__")
-                yield f"_{base.__name__.lstrip('_')}{slot}" if private else slot
-
-
-def _registered(cls: abc.ABCMeta) -> frozenset[int]:
-    """The classes that were registered with an abstract one."""
-    dump: Any = vars(abc)["_get_dump"]
-    return frozenset(id(ref()) for ref in dump(cls)[0])
-
-
-def is_a(value: Any, kinds: Any) -> bool:
-    """Like isinstance, without asking the object: a proxy may say that it is something else, or raise."""
-    return issubclass(type(value), kinds)
-
-
-def own_attribute(value: Any, name: str, default: Any = None) -> Any:
-    """What stands there, without asking a `__getattr__` or `__getattribute__` of the user's, which may raise anything
-    (`__getattr__ = dict.__getitem__`) and may count."""
-    try:
-        return object.__getattribute__(value, name)
-    except AttributeError:
-        return default
-
-
-def target_of(ref: Any) -> Any:
-    """The object itself, where a subclass gives something made from it."""
-    return weakref.ref.__call__(ref)
-
-
-def _held(value: Any) -> list[Any]:
-    """What an object written in C holds: an iterator its list, a view its dict. Frames and modules are not followed."""
-    return [item for item in gc.get_referents(value) if not isinstance(item, types.FrameType | types.ModuleType | type)]
-
-
-def is_set(cell: types.CellType) -> bool:
-    """A variable of an enclosing function has a value."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
-
-
-def items_of(mapping: Any) -> Iterable[tuple[Any, Any]]:
-    """The items themselves, in their order, whatever a subclass shows."""
-    if isinstance(mapping, OrderedDict):
-        return OrderedDict.items(mapping)
-    return dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
-
-
-def parts_of(container: Any) -> list[Any]:
-    """What a container holds, in its order, whatever a subclass shows; of a mapping the keys and the items in turn."""
-    if is_a(container, dict | types.MappingProxyType):
-        return [part for item in items_of(container) for part in item]
-    kind: Any = next(kind for kind in (list, tuple, deque, set, frozenset) if is_a(container, kind))
-    return list(kind.__iter__(container))
-
-
-def _longest(container: Any) -> int | None:
-    return deque.maxlen.__get__(container) if is_a(container, deque) else None
-
-
-def size_of(value: Any) -> int:
-    """The bytes of an object that holds nothing else."""
-    if isinstance(value, C_DATA):
-        return ctypes.sizeof(value)
-    return len(value) * (value.itemsize if isinstance(value, array.array) else 1)
-
-
-def _samples_of(value: Any) -> tuple[int, list[int]]:
-    """Evenly spread words of an object with many bytes."""
-    n_words = size_of(value) // 8
-    return size_of(value), (ctypes.c_uint64 * n_words).from_buffer(value)[:: n_words // 4096]
-
-
-def holds_many_plain(container: Any) -> bool:
-    """A container of Python's own with so many numbers and texts that they count together: a vocabulary, a table."""
-    if type(container) not in _CONTAINERS or len(container) < _MANY:
-        return False
-    kinds = set(map(type, container))
-    return (kinds | set(map(type, container.values())) if type(container) is dict else kinds) <= _PLAIN_TYPES
-
-
-def _plain_content(container: Any) -> Any:
-    """Another one for other values in it, or another order."""
-    if len(container) < _MANY:
-        return repr(container)
-    try:
-        data = marshal.dumps(list(container) if type(container) is deque else container, 2)
-    except ValueError:  # types of torch, slices
-        data = repr(parts_of(container)).encode()
-    return hashlib.blake2b(data).digest()
-
-
-def layout_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
-    """Of a tensor all that a graph depends on but its values; where its memory begins comes last."""
-    if tensor is None:
-        return (None,)
-    if tensor.layout is not torch.strided:
-        return tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad, None
-    if tensor.is_meta or isinstance(tensor, FakeTensor):  # of a capture that was not over
-        return tensor.shape, tensor.stride(), tensor.dtype, None
-    return (
-        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
-        id(tensor._backward_hooks), len(tensor.__dict__), id(tensor._post_accumulate_grad_hooks),
-        tensor.data_ptr(),
-    )  # fmt: skip
-
-
-def _is_stateful(value: Any) -> bool:
-    return (
-        isinstance(value, (*_STATEFUL, weakref.ReferenceType))
-        or type(value).__module__ in ("itertools", "_queue")
-        or any("__next__" in base.__dict__ for base in type(value).__mro__)  # asked, a mock makes another mock
-    )
-
-
-def state_of(value: Any) -> Any:
-    """What moves when such an object is used: something that can be compared."""
-    if isinstance(value, weakref.ReferenceType):
-        return id(target_of(value))
-    if isinstance(value, torch.jit.ScriptModule):
-        return repr(attributes_of_script(value))
-    if isinstance(value, ContextVar):
-        return id(value.get(None))
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    if isinstance(value, np.random.BitGenerator):
-        return repr(value.state)
-    if isinstance(value, Context):
-        return [(id(variable), id(item)) for variable, item in value.items()]
-    if isinstance(value, bytearray | array.array | C_DATA):
-        return bytes(value) if size_of(value) <= LARGE_BYTES else _samples_of(value)
-    if isinstance(value, np.void):
-        return value.tobytes()
-    if isinstance(value, queue.SimpleQueue):
-        return value.qsize()
-    if isinstance(value, mmap.mmap):
-        return None if value.closed else value[:: 1 + len(value) // LARGE_BYTES * 256]
-    if isinstance(value, io.IOBase):
-        return _state_of_stream(value)
-    return [id(item) for item in _held(value)], list(_position(value))
-
-
-def attributes_of_script(module: Any) -> dict[str, Any]:
-    """Those that TorchScript keeps, but its tensors and what it cannot give to Python."""
-    if "_concrete_type" not in vars(module):  # scripted and not loaded; or in the making
-        return {}
-    kept = {}
-    for name in module._concrete_type.get_attributes():
-        with contextlib.suppress(RuntimeError, AttributeError):
-            value = module._c.getattr(name)
-            if not isinstance(value, torch.Tensor | torch.ScriptObject):
-                kept[name] = value
-    return kept
-
-
-def _state_of_stream(stream: Any) -> tuple[int, Any] | None:
-    """How far it was read, and what is in it; None where nothing can be read from it."""
-    if stream.closed or not stream.seekable() or not stream.readable():
-        return None
-    if isinstance(stream, io.StringIO | io.BytesIO):
-        content: Any = stream.getvalue()
-        return stream.tell(), content if len(content) <= LARGE_BYTES else len(content)
-    if stream.writable():
-        stream.flush()
-    try:
-        file = os.stat(stream.fileno())
-    except (OSError, ValueError):  # no file of the system's
-        return stream.tell(), None
-    try:
-        at = stream.tell()
-    except OSError:  # its lines are being gone through
-        at = -1
-    return at, (file.st_mtime_ns, file.st_size)
-
-
-def reads_on(stream: Any, then: Any) -> bool:
-    """Something was read since; what was only written made it longer."""
-    now = state_of(stream)
-    return now is None or then is None or now[1] == then[1]
-
-
-def _position(iterator: Any) -> Iterator[Any]:
-    """How far an iterator of Python's own is, as plain values; those that do not say it hold what moves."""
-    if type(iterator).__module__ not in ("builtins", "itertools", "collections"):
-        return
-    try:
-        parts = [iterator.__reduce__()]
-    except TypeError:  # a generator
-        return
-    while parts:
-        part = parts.pop()
-        if isinstance(part, tuple):
-            parts.extend(part)
-        elif isinstance(part, PLAIN):
-            yield part
-
-
-def looks_of(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """Of an array all but its numbers."""
-    return array.shape, array.strides, array.dtype, array.flags.writeable
-
-
-def content_of(array: np.ndarray[Any, Any]) -> bytes:
-    """What an array holds; of a large one evenly spread samples."""
-    if array.dtype.hasobject:
-        return repr([id(item) for item in array.ravel().tolist()]).encode()
-    return (array if array.nbytes <= LARGE_BYTES else array.flat[:: array.size // 4096]).tobytes()

@@ -11,152 +11,50 @@ records itself when `torch.autograd.grad` runs. `lower.py` turns a recording int
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
     FakeTensor,
     FakeTensorMode,
     in_kernel_invocation_manager,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from edgetrain.dtypes import dtype_name
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.capture import batches, foretold, kinds
+from edgetrain.graph.capture.fake_tensors import ValuesRefused, without_their_cache, without_their_log
 from edgetrain.graph.capture.observe import paused
-from edgetrain.graph.capture.recording_signals import RecordingSignals
-from edgetrain.graph.capture.value_checks import (
-    assert_of_distribution,
-    checks_a_distribution,
-    is_check,
-    values_checked,
+from edgetrain.graph.capture.recording import (
+    Ahead,
+    Layout,
+    Like,
+    Place,
+    Places,
+    RawCall,
+    RawRef,
+    Recording,
+    asked_for,
+    is_dense,
+    is_random,
+    out_of_place,
+    place_in_memory,
+    plain,
+    unsupported,
+    written_by,
 )
-from edgetrain.graph.ir import ITEM_BYTES, Atom, AtomSort, Phase, Value, one_nan
-from edgetrain.ops.entry import entry_of_function
+from edgetrain.graph.capture.recording_signals import RecordingSignals
+from edgetrain.graph.capture.refusals import exchanged, random_backward
+from edgetrain.graph.capture.value_checks import is_check, values_checked
+from edgetrain.graph.ir import ITEM_BYTES, Phase
 
 aten = torch.ops.aten
-
-_ATOMS: tuple[tuple[AtomSort, type], ...] = (
-    ("dtype", torch.dtype), ("memory_format", torch.memory_format), ("layout", torch.layout), ("device", torch.device),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Like:
-    """Of a tensor of the batch what a fake one is made from."""
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Like:
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-
-@dataclass(frozen=True, slots=True)
-class RawRef:
-    tensor: int
-
-
-@dataclass(slots=True)
-class RawCall:
-    func: Any  # torch._ops.OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[int | None]
-    single: bool  # the call returns one tensor, not a sequence of them
-    writes: tuple[int, ...]  # tensors changed in place
-    phase: Phase
-    module: str
-
-
-@dataclass
-class Recording:
-    fakes: list[torch.Tensor] = field(default_factory=list)  # by tensor number; kept, so that identities stay unique
-    calls: list[RawCall] = field(default_factory=list)
-    externals: dict[int, torch.Tensor] = field(default_factory=dict)  # tensor number → the real tensor
-    lifted: dict[int, torch.Tensor] = field(default_factory=dict)  # constants that the function itself made
-
-    def storage(self, tensor: int) -> int:
-        return int(self.fakes[tensor].untyped_storage()._cdata)
-
-
-Place = tuple[Any, ...]  # in memory
-Places = Mapping[int, tuple[str, Place]]  # of tensors, by id, each with its path
-# Shape, strides, type, device; of a view the tensor that it shows, and from where on.
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, int | None, int]
-# Is it one tensor, not a sequence of them? Each a new tensor, or the number of the one that was changed in place.
-Results = tuple[bool, tuple[Layout | int | None, ...]]
-# Number of a call, kernel, arguments → its results, None where they are not known, False if it is another call.
-Ahead = Callable[[int, str, Any, Any], Results | Literal[False] | None]
-
-
-@contextmanager
-def _without_their_log() -> Iterator[None]:
-    """An op that refuses its inputs is an error that we tell; fake tensors print its traceback as well."""
-    log = logging.getLogger(FakeTensorMode.__module__)
-
-    def graver(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.ERROR
-
-    log.addFilter(graver)
-    try:
-        yield
-    finally:
-        log.removeFilter(graver)
-
-
-@contextmanager
-def without_their_cache() -> Iterator[None]:
-    """Fake tensors keep each call with its shapes for as long as the process lives: keep them for one recording."""
-    before = set(FakeTensorMode.cache)
-    try:
-        yield
-    finally:
-        for key in FakeTensorMode.cache.keys() - before:
-            FakeTensorMode.cache.pop(key, None)
-
-
-class _ValuesRefused(TorchFunctionMode):
-    """Refuses what reads a tensor's memory, or asks where it is, without a kernel call, and so without the recorder's
-    knowledge. What writes it so is computed by kernels."""
-
-    _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in self._READERS or (func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor)):
-            name: Any = f"Tensor.{func.__name__}"
-            raise DataDependentOutputException(name)
-        if checks_a_distribution(func, caller := sys._getframe(1)):
-            return assert_of_distribution(args[0], caller)
-        if func is nn.functional.ctc_loss and not isinstance(args[3], torch.Tensor):
-            return _ctc_loss(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, **options: Any) -> torch.Tensor:
-    """The mean as kernels: PyTorch writes the lengths into a new tensor in C++. The rest is its arithmetic."""
-    if options.get("reduction") != "mean":
-        return nn.functional.ctc_loss(log_probs, targets, steps, lengths, **options)
-    losses = nn.functional.ctc_loss(log_probs, targets, steps, lengths, **{**options, "reduction": "none"})
-    divisors = torch.tensor(lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)
-    return (losses / divisors).mean()
 
 
 class Recorder(TorchDispatchMode):
@@ -198,7 +96,7 @@ class Recorder(TorchDispatchMode):
         state = torch.default_generator.get_state()
         try:
             self._draw()
-            with _without_their_log(), values_checked(), _ValuesRefused(), self.fake_mode, self:
+            with without_their_log(), values_checked(), ValuesRefused(), self.fake_mode, self:
                 yield
             self.refuse_seeding()
             self._refuse_exchanged_inputs()
@@ -220,7 +118,7 @@ class Recorder(TorchDispatchMode):
         like = Like.of(like) if isinstance(like, torch.Tensor) else like
         with without_their_cache(), self.fake_mode:
             fake = torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device=like.device)
-            if not _dense(fake):
+            if not is_dense(fake):
                 fake = torch.empty_like(fake, memory_format=torch.contiguous_format)
         self._number(fake)
         self._inputs.append(fake)
@@ -454,12 +352,12 @@ class Recorder(TorchDispatchMode):
         draws = torch.Tag.nondeterministic_seeded in func.tags
         if draws:
             self.refuse_seeding("torch.utils.checkpoint" if self.phase == "backward" else None)
-        written = {self._number(t) for t in _written(func, args, kwargs)}
+        written = {self._number(t) for t in written_by(func, args, kwargs)}
         single = isinstance(result, torch.Tensor)
         results = [result] if single else list(result) if isinstance(result, list | tuple) else []
         if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
             raise InternalError(f"{func} returns something that is not a tensor: {result!r}")
-        results = [r if asked else None for r, asked in zip(results, _asked_for(func, args, results), strict=True)]
+        results = [r if asked else None for r, asked in zip(results, asked_for(func, args, results), strict=True)]
         call = RawCall(
             func=func,
             args=asked[0],
@@ -524,108 +422,6 @@ class Recorder(TorchDispatchMode):
                 received=repr(value),
             ) from None
         return value
-
-
-def refs_in(value: Any) -> Iterator[int]:
-    """The numbers of the tensors among arguments."""
-    if isinstance(value, RawRef):
-        yield value.tensor
-    elif isinstance(value, dict):
-        yield from refs_in(tuple(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from refs_in(item)
-
-
-def plain(value: Any) -> Value:
-    """An argument as a graph holds it; TypeError for one that it cannot hold."""
-    if isinstance(value, float):
-        return one_nan(value)
-    if value is None or isinstance(value, bool | int | str | complex):
-        return value
-    for sort, kind in _ATOMS:
-        if isinstance(value, kind):
-            return Atom(sort, str(value).removeprefix("torch."))
-    raise TypeError(type(value).__name__)
-
-
-def unsupported(tensor: torch.Tensor) -> str | None:
-    """What a tensor is that no graph can hold, in words."""
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.layout is not torch.strided:
-        return f"a sparse tensor ({tensor.layout})"
-    return None if dtype_name(tensor.dtype) in ITEM_BYTES else f"a tensor of type {tensor.dtype}"
-
-
-def out_of_place(func: Any) -> Any | None:
-    """The kernel that gives what an in-place one does as a new tensor, or as a view: the one of its name without the
-    underscore that takes the same arguments. Overloads of the two need not have the same name."""
-    name = func._schema.name.removeprefix("aten::")
-    packet = getattr(aten, name.removesuffix("_"), None)
-    if func.namespace != "aten" or not name.endswith("_") or name.endswith("__") or packet is None:
-        return None
-    wanted = _signature(func)
-    return next((f for f in (getattr(packet, o) for o in packet.overloads()) if _signature(f) == wanted), None)
-
-
-def _signature(func: Any) -> list[tuple[str, str, bool]]:
-    return [(a.name, str(a.type), a.kwarg_only) for a in func._schema.arguments]
-
-
-def is_random(call: RawCall) -> bool:
-    if torch.Tag.nondeterministic_seeded not in call.func.tags:
-        return False
-    # Attention kernels carry the tag for their dropout; without dropout they draw nothing.
-    names = [a.name for a in call.func._schema.arguments]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    return not ("dropout_p" in names and given.get("dropout_p", 0.0) == 0.0)
-
-
-def random_backward(where: str, what: str) -> UserError:
-    return UserError(
-        f"{where} draws random numbers in the backward pass ({what}); "
-        "torch.utils.checkpoint over dropout does so, and the masks would not be those of the forward pass",
-        next_step="capture the model without torch.utils.checkpoint; edgetrain plans recomputation",
-    )
-
-
-def exchanged(path: str) -> UserError:
-    return UserError(
-        f"the model or the loss gives {path} other memory (`.data = …`, set_ or swap_tensors), which a captured step "
-        "does not do again",
-        next_step="write p.copy_(…) under torch.no_grad() in place of `p.data = …`, or do it between steps",
-    )
-
-
-def place_in_memory(tensor: torch.Tensor) -> Place:
-    """The storage first, and where in it the tensor lies."""
-    lazy = tensor.is_conj(), tensor.is_neg()
-    storage = int(tensor.untyped_storage()._cdata)
-    return storage, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *lazy
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return bool(kinds.IS_DENSE(tensor))
-
-
-def _asked_for(func: Any, args: tuple[Any, ...], results: list[Any]) -> list[bool]:
-    """Which results the kernel makes. A backward kernel leaves out what its `output_mask` does; a fake one may not."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "output_mask" in names and names.index("output_mask") < len(args):
-        return list(args[names.index("output_mask")])
-    return [True] * len(results)
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a call changes in place."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from (v for v in (value if isinstance(value, list | tuple) else (value,)) if v is not None)
-    state = entry_of_function(func).state
-    if state is not None and state.changes(args):  # which its schema may not say
-        yield from state.given(args)
 
 
 def trace_backward(recorder: Recorder, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:

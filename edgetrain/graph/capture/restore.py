@@ -29,15 +29,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
+from edgetrain.graph.capture.contents import LARGE_BYTES, attributes_of_script, content_of, reads_on, size_of, state_of
 from edgetrain.graph.capture.counters import Place, text_of
-from edgetrain.graph.capture.observe import Observed
-from edgetrain.graph.capture.reach import (
+from edgetrain.graph.capture.objects import (
     C_DATA,
-    LARGE_BYTES,
     PLAIN,
-    Reach,
-    attributes_of_script,
-    content_of,
     counts_itself,
     holds_many_plain,
     is_a,
@@ -46,12 +42,11 @@ from edgetrain.graph.capture.reach import (
     joined,
     own_attribute,
     parts_of,
-    reads_on,
-    size_of,
     slots_of,
-    state_of,
 )
-from edgetrain.graph.capture.record import place_in_memory
+from edgetrain.graph.capture.observe import Observed
+from edgetrain.graph.capture.reach import Reach
+from edgetrain.graph.capture.recording import place_in_memory
 
 _MISSING = object()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from edgetrain.errors import UserError
-from edgetrain.graph.capture.reach import is_a
+from edgetrain.graph.capture.objects import is_a
 
 _FOR_EVER = 2**31 - 1
 # Written straight into memory, which tensors without data do not have: the process would crash.

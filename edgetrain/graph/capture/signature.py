@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from edgetrain.dtypes import dtype_name, dtype_of
-from edgetrain.graph.capture.record import Layout, Recording, Results, refs_in
+from edgetrain.graph.capture.recording import Layout, Recording, Results, refs_in
 
 
 class Call(NamedTuple):
@@ -72,13 +71,13 @@ def _results_from_plain(data: list[Any]) -> Results:
 
 def _layout_to_plain(layout: Layout) -> list[Any]:
     shape, stride, dtype, device, base, offset = layout
-    return [shape, stride, dtype_name(dtype), str(device), base, offset]
+    return [shape, stride, str(dtype).removeprefix("torch."), str(device), base, offset]
 
 
 def _layout_from_plain(
     shape: list[int], stride: list[int], dtype: str, device: str, base: int | None, offset: int
 ) -> Layout:
-    return tuple(shape), tuple(stride), dtype_of(dtype), torch.device(device), base, offset
+    return tuple(shape), tuple(stride), getattr(torch, dtype), torch.device(device), base, offset
 
 
 def signature_of(recording: Recording, results: tuple[int | None, ...]) -> Signature:

@@ -22,8 +22,9 @@ import numpy as np
 from edgetrain.errors import UserError
 from edgetrain.graph.capture.counters import shown_as_they_are, unwatch_values, watch_values
 from edgetrain.graph.capture.files import stamp
+from edgetrain.graph.capture.made import KeptTensors
 from edgetrain.graph.capture.observe import Observed
-from edgetrain.graph.capture.record import exchanged
+from edgetrain.graph.capture.refusals import exchanged
 from edgetrain.graph.capture.restore import Before
 from edgetrain.graph.capture.settings import settings
 from edgetrain.graph.capture.signature import Signature, first_difference
@@ -42,9 +43,8 @@ class Work(Protocol):
 
     def expect(self, like: Signature) -> None: ...
 
-    def keeps_constants(self) -> bool: ...
-
-    def realise(self, before: Sequence[Before]) -> None: ...
+    @property
+    def kept(self) -> KeptTensors: ...
 
 
 W = TypeVar("W", bound=Work)
@@ -61,8 +61,8 @@ def record_twice(make: Callable[[], W], record: Callable[[W], None], before: Seq
 
         first = make()
         record_seeded(first)
-        if first.keeps_constants():
-            first.realise(before)
+        if first.kept:
+            first.kept.realise(before)
             first = make()
             record_seeded(first)
         refuse_calls(first.seen)  # before what follows from it

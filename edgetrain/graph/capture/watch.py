@@ -27,22 +27,12 @@ from typing import Any
 import torch
 from torch.optim import optimizer as of_torch
 
+from edgetrain.graph.capture.contents import content_of, layout_of, looks_of, state_of
 from edgetrain.graph.capture.files import stamp
+from edgetrain.graph.capture.objects import PLAIN, is_a, is_set, own_attribute, parts_of, target_of
 from edgetrain.graph.capture.observe import Observed
 from edgetrain.graph.capture.optimizers import own_hooks
-from edgetrain.graph.capture.reach import (
-    PLAIN,
-    Reach,
-    content_of,
-    is_a,
-    is_set,
-    layout_of,
-    looks_of,
-    own_attribute,
-    parts_of,
-    state_of,
-    target_of,
-)
+from edgetrain.graph.capture.reach import Reach
 from edgetrain.graph.capture.settings import function_modes
 from edgetrain.native import same
 from edgetrain.native.signals import raised_by_handler
