@@ -45,6 +45,7 @@ from edgetrain.plan.budget import Budget, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.planner import Planner
 from edgetrain.plan.planners.keep_all import KEEP_ALL
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.registry import help_text, named, names
@@ -178,13 +179,13 @@ def plan(
         there = None if target is None or firmware is not None else target.memory.ram_bytes
         budget = min((n for n in (left, memory_bytes, there) if n is not None), default=None)
         if target is None and budget is not None and loaded is None and count == 1 and not parts:
-            _refuse_impossible(step, budget, planner, page_to, left, process_bytes)
+            _refuse_impossible(step, budget, chosen_planner, page_to, left, process_bytes)
         if firmware is not None:
             plain = keep_all(graph, updates="final", exact="rounding")
-            study = Study(graph, firmware.costs, plain, planner, time_limit, target, limits, firmware)
+            study = Study(graph, firmware.costs, plain, chosen_planner, time_limit, target, limits, firmware)
         else:
             costs = costs_of(graph, target, page_to, pages)
-            study = Study(graph, costs, step.plan, planner, time_limit, target, limits)
+            study = Study(graph, costs, step.plan, chosen_planner, time_limit, target, limits)
         made, micro = None, None
         if count != 1:
             try:
@@ -298,13 +299,13 @@ def _refuse_other(graph: Graph, loaded: Plan, file: Path | None) -> None:
 
 
 def _refuse_impossible(
-    step: Step, budget: int, planner: str, page_to: Path | None, left: int | None, process_bytes: int | None
+    step: Step, budget: int, planner: Planner, page_to: Path | None, left: int | None, process_bytes: int | None
 ) -> None:
     """Before anything is measured."""
     doing(f"planning within {show_bytes(budget)}")
     try:
         refuse_impossible(
-            step.graph, budget, planner=named(planner), updates=step.plan.updates, page=page_to is not None
+            step.graph, budget, planner=planner, updates=step.plan.updates, page=page_to is not None
         )  # fmt: skip
     except Infeasible as answer:
         if left != budget or process_bytes is None:

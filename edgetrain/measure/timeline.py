@@ -37,7 +37,7 @@ from edgetrain.native.marks import Marks as Marker
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
-from edgetrain.run.micro_batches import MicroStep
+from edgetrain.run.micro_step import MicroStep
 from edgetrain.run.step import Step
 
 SCHEMA = 1
