@@ -44,13 +44,15 @@ from benchmarks.study import keeping, options
 from edgetrain import zoo
 from edgetrain.graph.mean_loss import batch_norms, inexact
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import MicroPlan, TooSmall, counts, exactness, kept_bytes, together, within
+from edgetrain.plan.micro_batches import MicroPlan, counts, exactness, kept_bytes, together, within
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.planners.chen import chen
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.refusal import SMALLEST_STEP, least_bytes, smallest_by
+from edgetrain.plan.refusal import SMALLEST_STEP, TooSmall, least_bytes, smallest_by
 from edgetrain.plan.registry import named
-from edgetrain.run.micro_batches import MicroBatches, MicroStep
+from edgetrain.run.capturing import Capturing
+from edgetrain.run.micro_step import MicroStep
+from edgetrain.run.options import Options
 
 DEVICE = "samsung_s10"
 BATCHES = (8, 32, 128)
@@ -86,7 +88,7 @@ class Subject:
     case: Case
     built: Built
     step: et.Step
-    parts: MicroBatches
+    capturing: Capturing
     device: str
 
     @cached_property
@@ -99,12 +101,12 @@ class Subject:
     def cut(self, make: Callable[[Problem, int], et.Plan], count: int) -> MicroPlan:
         """Each micro-batch planned alone; `make` is told the bytes that are held beside its graph. As `et.prepare` does
         it, but that the losses of the zoo are means is known."""
-        graphs, captured, exact = self.parts.graphs(self.built.batch, count)
+        graphs, part = self.capturing.micro_graphs(self.built.batch, count)
         kept = kept_bytes(next(iter(graphs.accumulating.values())))
-        others = (*inexact(captured.graph), *batch_norms(captured.graph))
+        others = (*inexact(part.captured.graph), *batch_norms(part.captured.graph))
 
         def plan_one(graph: et.Graph, updates: Updates | None) -> et.Plan:
-            return replace(make(task_of(graph, updates, self.device), kept), exact=exactness(exact, others))
+            return replace(make(task_of(graph, updates, self.device), kept), exact=exactness(part.exact, others))
 
         accumulating = {size: plan_one(graph, "early") for size, graph in graphs.accumulating.items()}
         return together(graphs.sizes, accumulating, plan_one(graphs.ending, None), kept_bytes=kept)
@@ -115,11 +117,7 @@ def subject(case: Case, device: str) -> Subject:
     say(f"{case.model}, batch {case.batch}: capture")
     built = build(case)
     step = prepare(built, EDGETRAIN)
-
-    def nothing(*_: Any) -> Any:
-        raise RuntimeError("a planner is given with each question")
-
-    return Subject(case, built, step, step.in_micro_batches(nothing, nothing, allow_inexact=True), device)
+    return Subject(case, built, step, Capturing(built.model, built.loss, built.optimizer, Options()), device)
 
 
 def task_of(graph: et.Graph, updates: Updates | None, device: str) -> Problem:
@@ -257,7 +255,7 @@ class _Made:
 def _within(task: Problem, budget: int, planner: str, search_s: float) -> et.Plan:
     bound = least_bytes(task)
     if bound > budget:
-        raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
+        raise TooSmall.by(bound)
     return et.plan(
         task.graph, task.costs, et.Budget(budget), planner=planner, time_limit_s=search_s, updates=task.updates,
         page=False,

@@ -50,7 +50,7 @@ def one_cache(kept: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.fixture
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are planned with costs that were measured in one round."""
-    monkeypatch.setattr("edgetrain.run.making.measure_costs", functools.partial(measure_costs, rounds=1))
+    monkeypatch.setattr("edgetrain.run.graph_planner.measure_costs", functools.partial(measure_costs, rounds=1))
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def kept_profile(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("edgetrain.run.making.measure_costs", functools.partial(measure_costs, rounds=1))
+        patch.setattr("edgetrain.run.graph_planner.measure_costs", functools.partial(measure_costs, rounds=1))
         return profiled(tmp_path_factory.mktemp("runs") / "run", prepared(), BATCH, steps=8, period_s=0.0005)
 
 

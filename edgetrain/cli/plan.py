@@ -25,7 +25,7 @@ from edgetrain import ranges
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.optimizers import make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Classes, Optimizer, Planner, Side, Width, choice, numeric, written
+from edgetrain.cli.options import Batch, Classes, Optimizer, PlannerName, Side, Width, choice, numeric, written
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
 from edgetrain.cli.plan_in_micro_batches import in_micro_batches
@@ -45,6 +45,7 @@ from edgetrain.plan.budget import Budget, Objective, parse_bytes, show_bytes
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.micro_batches import MicroPlan
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.planner import Planner
 from edgetrain.plan.planners.keep_all import KEEP_ALL
 from edgetrain.plan.process import in_process, left_for_tensors
 from edgetrain.plan.registry import named
@@ -93,7 +94,7 @@ def plan(
     objective: Annotated[str, choice(get_args(Objective), "What is to be least.")] = "time",
     most_time: Annotated[float | None, numeric(ranges.SECONDS, "Seconds that a step may take.")] = None,
     most_energy: Annotated[float | None, numeric(ranges.JOULES, "Joules that a step may take.")] = None,
-    planner: Planner = "auto",
+    planner: PlannerName = "auto",
     time_limit: Annotated[float, numeric(ranges.SECONDS, "Seconds for the search, of all plans together.")] = 10.0,
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
@@ -175,13 +176,13 @@ def plan(
         there = None if target is None or firmware is not None else target.memory.ram_bytes
         budget = min((n for n in (left, memory_bytes, there) if n is not None), default=None)
         if target is None and budget is not None and loaded is None and count == 1 and not parts:
-            _refuse_impossible(step, budget, planner, page_to, left, process_bytes)
+            _refuse_impossible(step, budget, chosen_planner, page_to, left, process_bytes)
         if firmware is not None:
             plain = keep_all(graph, updates="final", exact="rounding")
-            study = Study(graph, firmware.costs, plain, planner, time_limit, target, limits, firmware)
+            study = Study(graph, firmware.costs, plain, chosen_planner, time_limit, target, limits, firmware)
         else:
             costs = costs_of(graph, target, page_to, pages)
-            study = Study(graph, costs, step.plan, planner, time_limit, target, limits)
+            study = Study(graph, costs, step.plan, chosen_planner, time_limit, target, limits)
         made, micro = None, None
         if count != 1:
             try:
@@ -295,13 +296,13 @@ def _refuse_other(graph: Graph, loaded: Plan, file: Path | None) -> None:
 
 
 def _refuse_impossible(
-    step: Step, budget: int, planner: str, page_to: Path | None, left: int | None, process_bytes: int | None
+    step: Step, budget: int, planner: Planner, page_to: Path | None, left: int | None, process_bytes: int | None
 ) -> None:
     """Before anything is measured."""
     doing(f"planning within {show_bytes(budget)}")
     try:
         refuse_impossible(
-            step.graph, budget, planner=named(planner), updates=step.plan.updates, page=page_to is not None
+            step.graph, budget, planner=planner, updates=step.plan.updates, page=page_to is not None
         )  # fmt: skip
     except Infeasible as answer:
         if left != budget or process_bytes is None:

@@ -9,22 +9,19 @@ from typing import Any
 
 from edgetrain.cli.plan_study import Study, costs_of, seconds
 from edgetrain.costs.table import Costs
-from edgetrain.graph.ir import Graph
 from edgetrain.graph.mean_loss import sample_items
 from edgetrain.measure.picture import Table
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.plan.micro_batches import MicroPlan, TooSmall, within
-from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.plan.micro_batches import MicroPlan, within
+from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planner import Number
-from edgetrain.plan.planning import plan as make_plan
+from edgetrain.plan.planning import Series
 from edgetrain.plan.problem import problem
-from edgetrain.plan.refusal import least_bytes
-from edgetrain.plan.registry import named
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.unmeasured import is_heavy, refuse_impossible, unmeasured
 from edgetrain.run.activity import doing
-from edgetrain.run.micro_batches import LAST, Planned
+from edgetrain.run.micro_batches import LAST, Planned, Subject
 from edgetrain.run.step import Step
 
 
@@ -69,6 +66,39 @@ class _Attempt:
     planned: Planned | None = None
 
 
+@dataclass(frozen=True)
+class _GraphPlanner:
+    """The graphs of micro-batches, planned with the costs of the study."""
+
+    study: Study
+    budget: int | None
+    series: Series
+
+    def refuse(self, subject: Subject, *, at_once: bool = False) -> None:
+        if self.budget is not None and self.study.device is None:
+            refuse_impossible(
+                subject.graph, max(1, self.budget - subject.beside_bytes), planner=self.series.planner,
+                updates=_updates(subject), page=False, at_once=at_once,
+            )  # fmt: skip
+
+    def plan(self, subject: Subject, *, at_once: bool = False) -> tuple[Plan, Costs | None]:
+        costs = costs_of(subject.graph, self.study.device, page=self.study.costs.store is not None)
+        left = None if self.budget is None else max(1, self.budget - subject.beside_bytes)
+        doing("planning" if left is None else f"planning within {show_bytes(left)}")
+        task, budget = problem(subject.graph, costs, _updates(subject)), replace(self.study.limits, memory_bytes=left)
+        return self.series.plan(task, budget, exact=subject.exact, at_once=at_once), costs
+
+    def keep_all_bytes(self, subject: Subject) -> int:
+        graph, device = subject.graph, self.study.device
+        by_bytes = device is None and is_heavy(graph)
+        costs = unmeasured(graph) if by_bytes else costs_of(graph, device, page=self.study.costs.store is not None)
+        return problem(graph, costs, _updates(subject)).keep_all.peak_bytes
+
+
+def _updates(subject: Subject) -> Updates:
+    return subject.updates or keep_all(subject.graph).updates
+
+
 def in_micro_batches(
     study: Study,
     step: Step,
@@ -80,66 +110,28 @@ def in_micro_batches(
 ) -> tuple[Study, Plan, Micro | None]:
     """The study and plan of the last micro-batch, and what the whole step comes to; or, where that is best, of the
     whole batch."""
-    quickly = False
-    samples = sample_items(example)[0]
+    batch, samples = tuple(example), sample_items(example)[0]
     time_left = TimeLeft(study.time_limit_s, 0.5)  # several plans, nobody knows how many
+    planner = _GraphPlanner(study, budget, Series(study.planner, study.time_limit_s, time_left))
+    parts = step.in_micro_batches(planner, allow_inexact=allow_inexact)
 
-    def refuse(graph: Graph, updates: Updates | None, beside: int) -> None:
-        if budget is not None and study.device is None:
-            refuse_impossible(
-                graph, max(1, budget - beside), planner=named(study.planner),
-                updates=updates or keep_all(graph).updates,
-                page=False, at_once=quickly,
-            )  # fmt: skip
-
-    def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
-        costs = costs_of(graph, study.device, page=study.costs.store is not None)
-        where = updates or keep_all(graph).updates
-        if quickly and budget is not None and least_bytes(problem(graph, costs, where)) > budget - beside:
-            bound = least_bytes(problem(graph, costs, where))
-            raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
-        left = None if budget is None else max(1, budget - beside)
-        doing("planning" if left is None else f"planning within {show_bytes(left)}")
-        with time_left.planning() as left_s:
-            made = make_plan(
-                graph,
-                costs,
-                replace(study.limits, memory_bytes=left),
-                planner=study.planner,
-                time_limit_s=study.time_limit_s,
-                updates=where,
-                exact=exact,
-                left_s=left_s,
-            )
-        return made, costs
-
-    def attempt(number: int, bounded: bool) -> _Attempt:
-        nonlocal quickly
-        quickly = bounded
+    def attempt(number: int, at_once: bool = False) -> _Attempt:
         if number <= 1:
             with time_left.planning() as left_s:
                 return _Attempt(study.plan(budget, left_s))
-        planned = parts.planned(tuple(example), number)
+        planned = parts.planned(batch, number, at_once=at_once)
         return _Attempt(planned.plan, planned)
 
-    def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
-        by_bytes = study.device is None and is_heavy(graph)
-        page = study.costs.store is not None
-        costs = unmeasured(graph) if by_bytes else costs_of(graph, study.device, page=page)
-        return problem(graph, costs, updates or keep_all(graph).updates).keep_all.peak_bytes
-
-    parts = step.in_micro_batches(plan_one, keep_all_bytes, refuse, allow_inexact=allow_inexact)
     if isinstance(count, int):
-        made = attempt(min(count, samples), False)
+        selected = attempt(min(count, samples))
     elif budget is None:
-        made = _Attempt(study.keep_all)
+        selected = _Attempt(study.keep_all)
     else:
-        made = within(samples, attempt, count, partial(parts.why_refused, tuple(example)))
-    if made.planned is None:
-        return study, made.plan, None
-    ending, costs = made.planned.plan.ending, made.planned.costs[LAST]
+        selected = within(samples, attempt, count, partial(parts.why_refused, batch))
+    if selected.planned is None:
+        return study, selected.plan, None
+    ending, costs = selected.planned.plan.ending, selected.planned.costs[LAST]
     assert ending is not None
     assert costs is not None
-    graph = made.planned.graphs.ending
-    last = replace(study, graph=graph, costs=costs, captured=ending)
-    return last, ending, Micro(made.planned.plan, study.keep_all)
+    last = replace(study, graph=selected.planned.graphs.ending, costs=costs, captured=ending)
+    return last, ending, Micro(selected.planned.plan, study.keep_all)

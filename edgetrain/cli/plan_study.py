@@ -27,6 +27,7 @@ from edgetrain.names import short_name
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.lifetimes import timeline
 from edgetrain.plan.plan import Plan
+from edgetrain.plan.planner import Planner
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process
@@ -76,7 +77,7 @@ class Study:
     graph: Graph
     costs: Costs
     captured: Plan
-    planner: str
+    planner: Planner
     time_limit_s: float
     device: Device | None = None
     limits: Budget = field(default_factory=Budget)
@@ -105,11 +106,15 @@ class Study:
     def _plan(self, memory_bytes: int | None, left_s: float | None = None) -> Plan:
         if self.firmware is not None:
             return self.firmware.plan(
-                memory_bytes, limits=self.limits, planner=self.planner, time_limit_s=self.time_limit_s, left_s=left_s
+                memory_bytes,
+                limits=self.limits,
+                planner=self.planner.name,
+                time_limit_s=self.time_limit_s,
+                left_s=left_s,
             )
         return make_plan(
             self.graph, self.costs, replace(self.limits, memory_bytes=memory_bytes),
-            planner=self.planner, time_limit_s=self.time_limit_s,
+            planner=self.planner.name, time_limit_s=self.time_limit_s,
             updates=self.captured.updates, exact=self.captured.exact, left_s=left_s,
         )  # fmt: skip
 

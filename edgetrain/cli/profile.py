@@ -17,7 +17,7 @@ from edgetrain.cli.live_view import LiveView
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
 from edgetrain.cli.optimizers import make_optimizer
-from edgetrain.cli.options import Batch, Classes, Optimizer, Planner, Side, Threads, Width, numeric
+from edgetrain.cli.options import Batch, Classes, Optimizer, PlannerName, Side, Threads, Width, numeric
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.errors import UserError
 from edgetrain.measure.processor import parse_cores
@@ -53,7 +53,7 @@ def profile(
         numeric(ranges.STEPS, "Steps that are measured, after the warm-up; by default 30, and 3 s, at least."),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
-    planner: Planner = "auto",
+    planner: PlannerName = "auto",
     page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
     micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,

@@ -23,7 +23,7 @@ from edgetrain import ranges, zoo
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_for, choose, load_data, told_of_batch
 from edgetrain.cli.optimizers import MOMENTUM, make_optimizer, momentum_of
-from edgetrain.cli.options import Batch, Optimizer, Planner, Threads, Width, choice, numeric
+from edgetrain.cli.options import Batch, Optimizer, PlannerName, Threads, Width, choice, numeric
 from edgetrain.cli.output import Json, notes, print_json, results, stopped, working
 from edgetrain.errors import UserError
 from edgetrain.files import write_text
@@ -78,7 +78,7 @@ def train(
     process_memory: Annotated[
         str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
     ] = None,
-    planner: Planner = "auto",
+    planner: PlannerName = "auto",
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     page_to: Annotated[

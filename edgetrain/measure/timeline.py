@@ -36,7 +36,7 @@ from edgetrain.ops.other import WAIT
 from edgetrain.plan.plan import Compute, Plan
 from edgetrain.run.compile import PART, WAITING
 from edgetrain.run.compiled import CompiledStep
-from edgetrain.run.micro_batches import MicroStep
+from edgetrain.run.micro_step import MicroStep
 from edgetrain.run.step import Step
 from edgetrain.saved import Fields, read_object, read_whole
 

@@ -24,7 +24,7 @@ from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import plan as plans
 from edgetrain.plan.lifetimes import random_state_bytes
 from edgetrain.plan.plan import Exact, Plan
-from edgetrain.plan.refusal import Refusal, with_bound
+from edgetrain.plan.refusal import Refusal, TooSmall, with_bound
 
 SCHEMA = 1
 
@@ -175,10 +175,6 @@ class Made(Protocol):
 
 
 T = TypeVar("T", bound=Made)
-
-
-class TooSmall(Infeasible):
-    """A bound says that no plan keeps the budget; nothing was searched, so `smallest_bytes` is that bound alone."""
 
 
 def within(

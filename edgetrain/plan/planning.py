@@ -30,8 +30,9 @@ from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planner import GREEDY_S, Aim, Order, Planner, Request
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.plan.refusal import infeasible, least_bytes, smallest_by
+from edgetrain.plan.refusal import TooSmall, infeasible, least_bytes, smallest_by
 from edgetrain.plan.registry import named, quick
+from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.validate import validate
 
 SMALLEST = "as small as can be"
@@ -53,6 +54,26 @@ class Effort:
     def until(self) -> float:
         """The instant of `time.monotonic` at which the time is up, if it begins now."""
         return time.monotonic() + (self.time_limit_s if self.left_s is None else min(self.left_s, self.time_limit_s))
+
+
+@dataclass(frozen=True)
+class Series:
+    """The plans of one call, which share its time."""
+
+    planner: Planner
+    time_limit_s: float
+    time_left: TimeLeft
+    use_cache: bool = True
+
+    def plan(
+        self, task: Problem, budget: Budget, *, exact: Exact, at_once: bool = False, solver_bytes: int | None = None
+    ) -> Plan:
+        """at_once: a `TooSmall` where a bound rules the budget out."""
+        if at_once and budget.memory_bytes is not None and (bound := least_bytes(task)) > budget.memory_bytes:
+            raise TooSmall.by(bound)
+        with self.time_left.planning() as left_s:
+            effort = Effort(self.time_limit_s, left_s, self.use_cache, solver_bytes)
+            return plan_problem(task, budget, self.planner, effort, exact=exact)
 
 
 @checked()

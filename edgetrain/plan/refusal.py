@@ -137,6 +137,14 @@ class Refusal(Infeasible):
         return answer
 
 
+class TooSmall(Infeasible):
+    """A bound says that no plan keeps the budget; nothing was searched, so `smallest_bytes` is that bound alone."""
+
+    @classmethod
+    def by(cls, bound_bytes: int) -> TooSmall:
+        return cls("a bound rules it out", smallest_bytes=bound_bytes, bound_bytes=bound_bytes)
+
+
 def with_bound(answer: Infeasible, bound_bytes: int) -> Infeasible:
     """The same answer where no more than this is proven, since something else may be tried."""
     if bound_bytes >= answer.bound_bytes:

@@ -43,13 +43,12 @@ from edgetrain.ops.work import Work
 from edgetrain.plan.budget import Budget, show_bytes
 from edgetrain.plan.keep_all import plan_with
 from edgetrain.plan.lifetimes import overwrites, persistent_bytes, timeline
-from edgetrain.plan.micro_batches import TooSmall
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planner import GREEDY_S, Planner
 from edgetrain.plan.planning import aim_of, known_to_work
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import RESERVE_BYTES, left_for_tensors
-from edgetrain.plan.refusal import infeasible, least_bytes, op_bytes
+from edgetrain.plan.refusal import TooSmall, infeasible, least_bytes, op_bytes
 
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
 QUICK_S = 0.5  # where all ops are measured in less, that is done before anything is said
@@ -94,7 +93,7 @@ def refuse_impossible(
     own = own_bytes(upper)
     bound = max(own.values(), default=0) + persistent_bytes(graph)
     if at_once and bound > memory_bytes:
-        raise TooSmall("a bound rules it out", smallest_bytes=bound, bound_bytes=bound)
+        raise TooSmall.by(bound)
     task, bound = looked_at(upper, may_run=may_run)
     if bound <= memory_bytes:
         return

@@ -1,6 +1,6 @@
 """Turn a plan into straight-line Python: one line for each kernel call, one `del` where a tensor dies.
 
-In:  a graph, and a plan that is valid for it.
+In:  a graph, and a plan that is valid for it: whoever made the plan, or took it in, has validated it.
 Out: `Program`, whose `run` is a function without branches or look-ups; its text is kept in `source`.
 
     def step(batch, held, states, given, fresh, undo, interrupt, look, pages, watch, rest):
@@ -54,7 +54,6 @@ from edgetrain.pagefile import PageFault
 from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
 from edgetrain.plan.unmeasured import beside_bytes
-from edgetrain.plan.validate import Validator
 from edgetrain.run.adaptive import BudgetFell
 
 # What a timed program tells beside places in the schedule: it waits for storage s; the next micro-batch begins.
@@ -139,7 +138,6 @@ def build(
     words: of this graph, where several programs are built; the same `check_finite` and `resumable` each time.
     """
     words = words or Words(graph, check_finite=check_finite, resumable=resumable)
-    words.validator.check(plan)
     writer = _Writer(words, plan, look=look, rehearse=rehearse, watched=watched, timed=timed)
     lines = list(writer.lines(outputs, start))
     in_pieces = bool(start or look)
@@ -286,7 +284,6 @@ class Words:
 
     def __init__(self, graph: Graph, *, check_finite: bool = False, resumable: bool = False) -> None:
         self.graph, self.check_finite, self.resumable = graph, check_finite, resumable
-        self.validator = Validator(graph)
         self.file = f"{_STEP_OF}{graph.about.get('model', 'a model')}>"
         self.norm = Norm()
         self.table: dict[str, Any] = {"__builtins__": {}, "generator": generator, "locals": locals}

@@ -38,6 +38,7 @@ from edgetrain.plan.plan import Compute, Plan, Updates
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.plan.unmeasured import beside_bytes
+from edgetrain.plan.validate import Validator, validate
 from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
 from edgetrain.run.arena import StepArena, foretell
 from edgetrain.run.binding import Before, Binding, laid_out, place_of_update, require_apart
@@ -72,6 +73,7 @@ def compile_step(
     costs: what the plan was made with; the arena is then laid out before the first step.
     page_to: a folder on the device's storage, for a plan that pages; it needs the costs too.
     """
+    validate(graph, plan)
     return CompiledStep(
         graph, plan, model, optimizer, externals or {}, check_finite=check_finite, costs=costs, page_to=page_to
     )
@@ -103,6 +105,10 @@ class Known:
     ) -> None:
         self._graph, self.costs, self._updates = graph, costs, updates
         self.words = Words(graph, check_finite=check_finite, resumable=resumable)
+
+    @cached_property
+    def validator(self) -> Validator:
+        return Validator(self._graph)
 
     @cached_property
     def task(self) -> Problem:
@@ -287,7 +293,7 @@ class CompiledStep:
 
     def get_ready(self) -> None:
         """For a change in the middle of a step: what can be made ahead is made now."""
-        _ = self.known.task.tables, self._needs
+        _ = self.known.task.tables, self.known.validator, self._needs
         self.known.words.get_ready(self.plan)
 
     def take_over(self, other: object) -> None:
@@ -391,6 +397,7 @@ class CompiledStep:
         graph = dataclasses.replace(self.graph, ops=self.graph.ops[:first])
         order = [number for number in self.plan.order if number < first]
         plan = plan_of(graph, order, planner=self.plan.planner, updates="together", exact=self.plan.exact, workspace={})
+        validate(graph, plan)
         return build(graph, plan, check_finite=self._check_finite, outputs=tuple(graph.gradients.values()))
 
     def _execute(
@@ -627,6 +634,7 @@ class CompiledStep:
         for use_store in (False, True) if failed else (True,):
             now = least_rest(self.known.task, plan, at, limit_bytes, lost=lost, use_store=use_store)
             if now is not None:
+                self.known.validator.check(now)
                 return now
         return None
 

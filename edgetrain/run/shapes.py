@@ -20,8 +20,8 @@ from torch import nn
 from edgetrain.graph.capture.watch import Watch
 from edgetrain.run.adaptive import BudgetWatch
 from edgetrain.run.binding import Binding
-from edgetrain.run.making import Variant
 from edgetrain.run.paging import Pages
+from edgetrain.run.pipeline import Variant
 
 _PLAIN = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, CodeType)
 # What is not the variant's own, and what leads to nothing but that.

@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -26,7 +25,6 @@ import torch
 from torch import nn
 
 from edgetrain.arguments import checked
-from edgetrain.costs.table import Costs
 from edgetrain.errors import UserError
 from edgetrain.graph.capture import optimizers
 from edgetrain.graph.capture.batches import check_model, sames
@@ -37,24 +35,23 @@ from edgetrain.graph.ir import Graph
 from edgetrain.native.malloc import keep_freed_memory
 from edgetrain.native.onednn import limit_kernels
 from edgetrain.native.surely import surely
-from edgetrain.plan.budget import parse_bytes, show_bytes
-from edgetrain.plan.plan import Exact, Plan, Updates
-from edgetrain.ranges import shown
+from edgetrain.plan.budget import show_bytes
+from edgetrain.plan.plan import Plan
 from edgetrain.run.adaptive import BudgetWatch, Switch
 from edgetrain.run.compiled import CompiledStep, LayoutMismatch
 from edgetrain.run.habits import stepped
-from edgetrain.run.making import StepMaker, Variant
+from edgetrain.run.making import StepMaker
 from edgetrain.run.memory import MemoryTrace
-from edgetrain.run.micro_batches import MicroBatches, MicroStep
-from edgetrain.run.options import Options, StepFormat
+from edgetrain.run.micro_batches import MicroBatches, PlansGraphs
+from edgetrain.run.micro_step import MicroStep
+from edgetrain.run.options import MAX_SHAPES, MAX_SHAPES_BYTES, Amount, Options, StepFormat
+from edgetrain.run.pipeline import Variant
 from edgetrain.run.recapture import Recapture
 from edgetrain.run.shapes import Shapes
 
 T = TypeVar("T")
 MAX_STATES = 4  # of a model, such as training and evaluation mode, for each of these shapes
 MOST_CAPTURES = 200  # of one step, each with a layout more that was learnt
-MOST_VARIANTS = 8  # shapes that are kept by default
-MOST_VARIANTS_BYTES = 256_000_000
 
 
 class PagingWarning(UserWarning):
@@ -72,8 +69,8 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     example: Sequence[Any],
     *,
-    memory: int | float | str | Callable[[], int | float | str] | None = None,
-    process_memory: int | float | str | None = None,
+    memory: Amount | Callable[[], Amount] | None = None,
+    process_memory: Amount | None = None,
     planner: str = "auto",
     unused: Unused = "error",
     memory_format: StepFormat = "auto",
@@ -85,8 +82,8 @@ def prepare(
     page_to: str | os.PathLike[str] | None = None,
     micro_batches: int | Literal["auto"] | None = None,
     allow_inexact: bool = False,
-    max_shapes: int = MOST_VARIANTS,
-    max_shapes_bytes: int | float | str = MOST_VARIANTS_BYTES,
+    max_shapes: int = MAX_SHAPES,
+    max_shapes_bytes: Amount = MAX_SHAPES_BYTES,
 ) -> Step:
     """Capture, plan and compile a training step for batches like `example`.
 
@@ -96,9 +93,9 @@ def prepare(
     follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
     next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: "auto", "keep-all", "optimal", "fast", "chen", "dtr", "melon" or "sage". "sage" evicts as SAGE does, and
-    where that is not enough takes the largest micro-batches that fit. plan_time_s: for all plans of this call
-    together; capturing and measuring do not count. An impossible budget is refused before either ops or loss are run.
+    planner: a name; `edgetrain plan --help` lists them, with a line of help for each. plan_time_s: for all plans of
+    this call together; capturing and measuring do not count. An impossible budget is refused before either ops or loss
+    are run.
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.
@@ -110,23 +107,18 @@ def prepare(
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     micro_batches: take each batch in so many parts, add their gradients up and update once; "auto": as many as take the
-    least time within the budget. By default the whole batch, but see "sage". The loss must be a mean over samples,
-    which is verified. The numbers are then those of the whole batch but for rounding; where batch norm or dropout make
-    them others, that is refused, unless allow_inexact=True.
+    least time within the budget. By default the whole batch, but the planner "sage" takes the largest micro-batches
+    that fit where evicting is not enough. The loss must be a mean over samples, which is verified. The numbers are then
+    those of the whole batch but for rounding; where batch norm or dropout make them others, that is refused, unless
+    allow_inexact=True.
     max_shapes: how many shapes of batches to keep what was captured, planned and compiled for; each other one is
     captured anew when it comes again. max_shapes_bytes: what all of that may take together, beside the tensors of a
     step; a number of bytes, or "64MB". The shape that was not used for longest is dropped first, the last one never.
     """
     check_model(model, loss)
-    if page_to is not None and not isinstance(page_to, str | os.PathLike):
-        raise UserError("page_to cannot be that", expected="the path of a folder", received=shown(page_to))
-    follow: Any = memory if callable(memory) or memory == "auto" else None
     options = Options(
-        unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
-        None if memory is None or follow is not None else parse_bytes(memory),  # type: ignore[arg-type]
-        None if process_memory is None else parse_bytes(process_memory),
-        planner, plan_time_s, None if page_to is None else os.fspath(page_to), follow, micro_batches, allow_inexact,
-        max_shapes, parse_bytes(max_shapes_bytes),
+        memory, process_memory, planner, unused, memory_format, check_finite, clip_norm, keep_memory, use_cache,
+        plan_time_s, page_to, micro_batches, allow_inexact, max_shapes, max_shapes_bytes,
     )  # fmt: skip
     limit_kernels()
     step = Step(StepMaker(model, loss, optimizer, options))
@@ -141,7 +133,7 @@ class Step:
         self._model, self._loss, self._optimizer = maker.model, maker.loss, maker.optimizer
         self._maker, self._options = maker, maker.options
         # By what is known of a batch before anything is captured, and by the number of the capture.
-        self._variants = Shapes(maker.options.max_shapes, maker.options.max_shapes_bytes)
+        self._variants = Shapes(maker.options.max_shapes, maker.options.kept_shapes_bytes)
         self._captures = 0
         self._recapture = Recapture()
         self._captured: Captured | None = None  # of the batch last trained
@@ -216,18 +208,9 @@ class Step:
         """The plan of the batch last trained; a last batch that is smaller has its own."""
         return self.used.plan
 
-    def in_micro_batches(
-        self,
-        plan: Callable[[Graph, Exact, Updates | None, int], tuple[Plan, Costs | None]],
-        keep_all_bytes: Callable[[Graph, Updates | None], int],
-        refuse: Callable[[Graph, Updates | None, int], None] = lambda graph, updates, beside: None,
-        *,
-        allow_inexact: bool,
-    ) -> MicroBatches:
-        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say.
-        For what comes in see `Work`."""
-        work = replace(self._maker.micro.work, plan=plan, keep_all_bytes=keep_all_bytes, refuse=refuse)
-        return MicroBatches(replace(work, allow_inexact=allow_inexact))
+    def in_micro_batches(self, planner: PlansGraphs, *, allow_inexact: bool) -> MicroBatches:
+        """The same model, loss and optimizer in micro-batches that are planned otherwise: for another device, say."""
+        return self._maker.in_micro_batches(planner, allow_inexact=allow_inexact)
 
     @property
     def recapturing_s(self) -> float:
@@ -376,20 +359,19 @@ class Step:
                     self._page_no_more(step.page_fault)
                 return found
             except LayoutMismatch as mismatch:
-                if not mismatch.learnt or captures == MOST_CAPTURES:
-                    if self._options.memory_format != "auto" or not self._maker.channels_last:
-                        raise
-                    self._maker.channels_last = False  # plain layouts are foretold better
+                lost = not mismatch.learnt or captures == MOST_CAPTURES
+                if lost and not self._maker.leave_channels_last():  # plain layouts are predicted better
+                    raise
             self._variants.clear()
-            self._maker.micro.forget()
+            self._maker.forget()
 
     def _page_no_more(self, why: str) -> None:
         warnings.warn(
-            f"a tensor that was paged to {self._maker.page_to} did not come back as it was: {why}. What was lost was "
-            "made again, so the step is right; the next ones do without paging.",
+            f"a tensor that was paged to {self._maker.options.page_to} did not come back as it was: {why}. "
+            "What was lost was made again, so the step is right; the next ones do without paging.",
             PagingWarning, stacklevel=4,
         )  # fmt: skip
-        self._maker.page_to = None
+        self._maker.stop_paging()
         self._variants.clear()
 
     def _key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:

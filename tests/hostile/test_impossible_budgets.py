@@ -32,7 +32,7 @@ from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.mip import apart, search
 from edgetrain.plan.planner import Aim, Request, Schedule
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.run import making
+from edgetrain.run import capturing, making
 from edgetrain.run.activity import doing, shown_by
 
 NETS = max(2, int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30)
@@ -241,7 +241,7 @@ def test_a_process_that_is_too_small_gets_the_same_evidence(
 def test_other_ways_to_cut_a_batch_that_is_slow_to_capture_are_looked_at_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(making, "SLOW_S", 0.0)
+    monkeypatch.setattr(capturing, "SLOW_S", 0.0)
     monkeypatch.setattr(making, "AT_ONCE_S", 0.0)
     monkeypatch.setattr(making, "ADVICE_S", 0.0)
     with pytest.raises(Infeasible, match="micro-batches: not looked at"):
@@ -287,7 +287,7 @@ def test_the_impossible_is_refused_before_anything_is_measured_or_tested(
     net, options = convolutions(), dict(options)
     assert unmeasured.is_heavy(net.graph)
     moves = options.pop("moves", False)
-    for module, name in (("making", "measure_costs"), ("micro_batches", "why_no_mean")):
+    for module, name in (("graph_planner", "measure_costs"), ("require_mean", "why_no_mean")):
         monkeypatch.setattr(f"edgetrain.run.{module}.{name}", untouchable)
     with pytest.raises(Infeasible) as caught:
         net.prepare((lambda: 1000) if moves else 1000, **options)

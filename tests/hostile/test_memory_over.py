@@ -22,7 +22,7 @@ from torch.nn import functional
 import edgetrain as et
 from edgetrain.graph.ir import PERSISTENT
 from edgetrain.plan.plan import RANDOM_STATE_BYTES, Compute, Free, PageIn
-from edgetrain.run.micro_batches import MicroStep
+from edgetrain.run.micro_step import MicroStep
 from edgetrain.run.step import Step
 
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 30

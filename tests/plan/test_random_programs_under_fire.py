@@ -37,7 +37,8 @@ from edgetrain.costs.table import Costs, OpCost, Run, Store
 from edgetrain.errors import Infeasible, UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.plan.plan import Plan
-from edgetrain.plan.problem import problem
+from edgetrain.plan.planning import Series
+from edgetrain.plan.problem import Problem
 from edgetrain.run import adaptive
 from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.paging import Pages
@@ -54,6 +55,7 @@ pytestmark = [
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60")) // 12
 PLENTY = 10**12
 STEPS = 4
+PLAN = Series.plan
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"check_finite": True}, {"clip_norm": 1.0})
 
 
@@ -122,15 +124,14 @@ class Fire:
         )
         return replace(real, ops=ops, store=None if page_to is None else self.store)
 
-    def plan(self, graph: Graph, costs: Costs, budget: et.Budget, **how: Any) -> Plan:
+    def plan(self, series: Series, task: Problem, budget: et.Budget, **how: Any) -> Plan:
         """One that pages at random where the store is there and that keeps the budget; else the planner's own."""
-        if costs.store is not None and how["planner"] == "fast" and budget.memory_bytes is not None:
-            task = problem(graph, costs, how["updates"])
+        if task.costs.store is not None and series.planner.name == "fast" and budget.memory_bytes is not None:
             for _ in range(5):
                 made = paged_plan(task, random_gaps(task, self.draw, self.draw.uniform(0.1, 1.0)))
                 if made.paged and made.peak_bytes <= budget.memory_bytes:
                     return made
-        return et.plan(graph, costs, budget, **how)
+        return PLAN(series, task, budget, **how)
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -141,8 +142,8 @@ class Fire:
             return within(ladder, budget_bytes)
 
         with (
-            patch("edgetrain.run.making.measure_costs", self.costs),
-            patch("edgetrain.run.making.make_plan", self.plan),
+            patch("edgetrain.run.graph_planner.measure_costs", self.costs),
+            patch.object(Series, "plan", lambda series, *given, **how: self.plan(series, *given, **how)),
             patch("edgetrain.run.compiled.Pages", lambda *args, calls: Pages(*args, calls=self.disk.calls)),
             patch.object(adaptive, "PERIOD_S", 0.0),
             patch.object(adaptive, "ASKING_PART", math.inf),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.plan.micro_batches import MicroPlan
-from edgetrain.run.micro_batches import MicroStep
+from edgetrain.run.micro_step import MicroStep
 from edgetrain.run.step import Step
 from tests.helpers.plain import OptimizerMaker, Training, sgd, training
 

@@ -72,7 +72,8 @@ def test_checking_and_copying_are_in_the_account(
 ) -> None:
     assert three_steps(net, optimizer, memory="1GB", check_finite=True).plan.updates != "early"
     for updates in ("guarded", "together"):
-        monkeypatch.setattr("edgetrain.run.making.keep_all", functools.partial(keep_all, updates=updates))
+        chosen = functools.partial(keep_all, updates=updates)
+        monkeypatch.setattr("edgetrain.run.graph_planner.keep_all", lambda graph, chosen=chosen, **_: chosen(graph))
         assert three_steps(net, optimizer, memory="1GB").plan.updates == updates
 
 

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 import edgetrain as et
 from edgetrain.costs.table import Costs
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.graph.ir import Graph
 from edgetrain.native import arena
 from edgetrain.ops import update
 from edgetrain.plan import registry
 from edgetrain.plan.micro_batches import MicroPlan, counts, sizes_of
-from edgetrain.plan.plan import Exact, Plan, Updates
+from edgetrain.plan.plan import Plan
 from edgetrain.plan.validate import validate
+from edgetrain.run.micro_batches import Subject
 from tests.helpers.marks import needs_arena
 from tests.helpers.nets import CASES
 from tests.helpers.plain import OptimizerMaker, Training, differing, relative_error, sgd, training
@@ -181,16 +181,23 @@ def test_planners_by_modelled_costs_plan_micro_batches_too(planner: str) -> None
     work, batch = deep_work(depth=4), deep_batch(256)
     budget: int | None = None
 
-    def plan_one(graph: Graph, exact: Exact, updates: Updates | None, beside: int) -> tuple[Plan, Costs | None]:
-        costs = et.model_costs(graph, "rpi4")
-        chosen = "auto" if budget is None else planner
-        limit = et.Budget(None if budget is None else budget - beside)
-        return et.plan(graph, costs, limit, planner=chosen, time_limit_s=0.5, updates=updates, exact=exact), costs
+    class OnRpi4:
+        def refuse(self, subject: Subject, *, at_once: bool = False) -> None:
+            pass
 
-    def keep_all_bytes(graph: Graph, updates: Updates | None) -> int:
-        return et.plan(graph, et.model_costs(graph, "rpi4"), et.Budget(), updates=updates).peak_bytes
+        def plan(self, subject: Subject, *, at_once: bool = False) -> tuple[Plan, Costs | None]:
+            costs = et.model_costs(subject.graph, "rpi4")
+            limit = et.Budget(None if budget is None else budget - subject.beside_bytes)
+            plan = et.plan(
+                subject.graph, costs, limit, planner="auto" if budget is None else planner, time_limit_s=0.5,
+                updates=subject.updates, exact=subject.exact,
+            )  # fmt: skip
+            return plan, costs
 
-    parts = prepared(work, batch, 1).in_micro_batches(plan_one, keep_all_bytes, allow_inexact=False)
+        def keep_all_bytes(self, subject: Subject) -> int:
+            return self.plan(replace(subject, beside_bytes=0))[0].peak_bytes
+
+    parts = prepared(work, batch, 1).in_micro_batches(OnRpi4(), allow_inexact=False)
     free = parts.planned(batch, 4).plan
     budget = free.persistent_bytes + round(0.75 * (free.peak_bytes - free.persistent_bytes))
     made = parts.planned(batch, 4)

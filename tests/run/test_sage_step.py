@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import edgetrain as et
 from edgetrain.errors import Infeasible
 from edgetrain.plan.micro_batches import MicroPlan
-from edgetrain.run.micro_batches import MicroStep
+from edgetrain.run.micro_step import MicroStep
 from edgetrain.run.step import Step
 from tests.helpers.marks import needs_arena
 from tests.helpers.plain import Training, relative_error, sgd, training

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain.errors import UserError
-from edgetrain.run.step import MOST_VARIANTS
+from edgetrain.run.options import MAX_SHAPES
 from tests.helpers.marks import needs_arena
 from tests.helpers.plain import Loss, OptimizerMaker, Training, differing, relative_error, sgd, training
 
@@ -166,10 +166,10 @@ def test_another_batch_size_just_works() -> None:
 
 def test_more_shapes_than_are_kept() -> None:
     pair = Pair()
-    sizes = range(2, 2 + MOST_VARIANTS + 3)
+    sizes = range(2, 2 + MAX_SHAPES + 3)
     for n in (*sizes, *sizes[:2]):  # the first ones were dropped meanwhile
         pair.same(batch(n))
-    assert len(pair.step._variants) == MOST_VARIANTS
+    assert len(pair.step._variants) == MAX_SHAPES
 
 
 def test_a_shape_seen_before_is_not_captured_again() -> None:

@@ -21,11 +21,13 @@ op that reads it may be recomputed (as one of the last `reach` of a chain, where
                there if it is kept over the gap that follows
     least      Σ R[t,i] · time(i)
 
-`wide` takes all that POET's program has (`tests/oracles/poet_as_published.py`), for graphs of few ops: the step is
-not parted into forward and backward, every op is a stage, before it any op may be recomputed that can be, and each
-stage is a point of whatever may be of use there or later. What the step leaves behind stays from when it is made. The
-rows for recomputes count their own inputs and results, what is kept, and what the stage itself waits for; what else a
-chain holds in between is found by playing the schedule through, and cut off by a row of its own (`Formulation.cut`).
+`wide` takes all that POET's program has, for graphs of few ops: the step is not parted into forward and backward, every
+op is a stage, before it any op may be recomputed that can be, and each stage is a point of whatever may be of use there
+or later. What the step leaves behind stays from when it is made.
+
+The rows for recomputes count their own inputs and results, what is kept, and what the stage itself waits for; what
+else a chain holds in between is found by playing the schedule through, and cut off by a row of its own
+(`Formulation.cut`).
 """
 
 from __future__ import annotations

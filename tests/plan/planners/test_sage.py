@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import Infeasible, UserError
-from edgetrain.plan.micro_batches import TooSmall, within
+from edgetrain.plan.micro_batches import within
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.planners.fast import FAST
 from edgetrain.plan.planners.sage import SAGE, Sage, sage
+from edgetrain.plan.refusal import TooSmall
 from edgetrain.plan.walk import NoRoom
 from tests.plan.problems import STEPS, budget, check_order, small
 
