@@ -102,9 +102,9 @@ def _as_it_is(w: Lowering, op: Op) -> None:
             writes.append(w.tensors[w.dense(t)].storage)
     results = [None if t is None else _result(w, op, w.graph.tensors[t]) for t in op.outputs]
     w.call(op.kind, args, results, writes=writes, kwargs=kwargs)
-    for position, made in enumerate(results):
-        if made is not None:
-            w.gives(position, made)
+    for position, result in enumerate(results):
+        if result is not None:
+            w.gives(position, result)
 
 
 def _result(w: Lowering, op: Op, like: Tensor) -> int:

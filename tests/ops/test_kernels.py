@@ -211,9 +211,8 @@ def test_a_plan_with_a_kernel_that_is_not_there_is_refused() -> None:
     def compiled(plan: Plan) -> None:
         et.compile(graph, plan, model, optimizer)
 
-    wrong: list[Kernels] = [
-        {"first": {number: "nothing"}}, {"first": {number: "doubles"}}, {"over": {number: "doubles"}},
-    ]  # fmt: skip
+    wrong: list[Kernels] = [{"first": {number: name}} for name in ("nothing", "doubles")]
+    wrong.append({"over": {number: "doubles"}})
     for kernels in wrong:
         with pytest.raises(EdgetrainError, match="not there for its tensors"):
             compiled(replace(plan, kernels=kernels))
