@@ -147,13 +147,13 @@ def explained(place: Path, needed_bytes: int | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"Cannot write {place}: {error.strerror or error}.") from error
+            raise UserError(f"cannot write {place}: {error.strerror or error}") from error
         need = f"{needed_bytes} bytes" if needed_bytes is not None else "more room"
         raise UserError(
-            f"The disk is full: cannot write {place}.",
+            f"the disk is full: cannot write {place}",
             expected=f"{need} free",
             received=f"{_free_bytes(place)} bytes free",
-            next_step="Free some room or name a folder on another disk. What was there before is intact.",
+            next_step="free some room, or name a folder on another disk; what was there before is intact",
         ) from error
 
 

@@ -83,7 +83,7 @@ def number(name: str, value: object, allowed: Range) -> float:
 
 def _inside(name: str, value: Any, allowed: Range) -> Any:
     if value not in allowed:
-        raise UserError(f"{name} cannot be that", expected=str(allowed), received=shown(value))
+        raise UserError(f"invalid value for {name}", expected=str(allowed), received=shown(value))
     return value
 
 

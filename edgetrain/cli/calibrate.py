@@ -19,24 +19,25 @@ _PHASES = {"idle": "with the machine idle", "busy": "with every core at work"}
 
 def calibrate(
     idle_watts: Annotated[
-        float | None, numeric(ranges.WATTS, "What the meter shows idle; asked for if left out.", "--idle-watts")
+        float | None, numeric(ranges.WATTS, "Watts on the meter when idle; asked for if left out.", "--idle-watts")
     ] = None,
     busy_watts: Annotated[
-        float | None, numeric(ranges.WATTS, "What it shows with every core at work; likewise.", "--busy-watts")
+        float | None,
+        numeric(ranges.WATTS, "Watts on the meter with every core at work; asked for if left out.", "--busy-watts"),
     ] = None,
     idle_seconds: Annotated[
-        float, numeric(PHASE_S, "How long the machine is left idle before you are asked.", "--idle-seconds")
+        float, numeric(PHASE_S, "Seconds that the machine is left idle before the reading.", "--idle-seconds")
     ] = 20.0,
     busy_seconds: Annotated[
-        float, numeric(PHASE_S, "How long every core is at work before you are asked.", "--busy-seconds")
+        float, numeric(PHASE_S, "Seconds that every core is at work before the reading.", "--busy-seconds")
     ] = 20.0,
     json: Json = False,
 ) -> None:
     """Fit the energy model to this machine, with a plug meter between it and the wall.
 
-    The machine is left idle, then every core is put to work; read the meter at the end of each. Energy that is modelled
-    from then on says "modelled (calibrated)". End other programs first, and take laptops off their charger's trickle:
-    with a full battery.
+    The machine is left idle, then every core is put to work; read the meter at the end of each. From then on modelled
+    energy is marked "modelled (calibrated)". End other programs first. A laptop needs a full battery, so that it does
+    not charge meanwhile.
 
     Example: edgetrain calibrate
     """
@@ -66,6 +67,6 @@ def _asked(phase: str) -> float:
         return float(typer.prompt(f"watts on the meter now, {_PHASES[phase]}", type=float, err=True))
     except typer.Abort as error:  # no terminal to ask on
         raise UserError(
-            f"nobody told the watts {_PHASES[phase]}",
+            f"the watts {_PHASES[phase]} are missing",
             next_step=f"run it in a terminal, or give --{phase}-watts",
         ) from error

@@ -24,19 +24,23 @@ _STYLES = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="The run folder, or file of counts, to compare with.")],
-    second: Annotated[Path, typer.Argument(help="The one that is judged.")],
+    first: Annotated[Path, typer.Argument(help="Run folder, or file of instruction counts, to compare with.")],
+    second: Annotated[Path, typer.Argument(help="Run folder, or file of instruction counts, that is judged.")],
     tolerance: Annotated[
         float | None,
-        numeric(ranges.TOLERANCE, "How much worse it may be, as a part: 0.05, 5 %, for runs; 0.02 for counts."),
+        numeric(
+            ranges.TOLERANCE, "Allowed worsening, as a fraction; by default 0.05 (5 %) for runs and 0.02 for counts."
+        ),
     ] = None,
-    figure: Annotated[list[str] | None, typer.Option(help="Compare this figure of the summary; several times.")] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option(help="Compare only this value, such as step_time_s; may be given several times.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare two runs: pass (exit code 0), fail (1) or inconclusive (3).
 
-    Time, memory, CPU and energy a step are compared, where both runs have them, by the intervals of their medians. Of
-    two files of instruction counts, as benchmarks/firmware.py writes them, every net and every op is.
+    Time, memory, CPU time and energy of a step are compared, where both runs have them, by the confidence intervals of
+    their medians. Two files of instruction counts, as benchmarks/firmware.py writes them, are compared op by op.
 
     Example: edgetrain compare runs/profile-before runs/profile-after --tolerance 0.03
     """

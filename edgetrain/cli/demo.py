@@ -1,4 +1,4 @@
-"""`edgetrain demo`: MobileNetV2 inside a budget of bytes, plain PyTorch beside it."""
+"""`edgetrain demo`: MobileNetV2 inside a memory budget, plain PyTorch beside it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from edgetrain.report.html import write_page
 
 
 def demo(
-    memory: Annotated[str, typer.Option(help="Budget for the step's tensors.")] = "300MB",
-    steps: Annotated[int, numeric(replace(ranges.STEPS, low=2), "Training steps of each.")] = 8,
+    memory: Annotated[str, typer.Option(help="Budget for the tensors of a step.")] = "300MB",
+    steps: Annotated[int, numeric(replace(ranges.STEPS, low=2), "Training steps of each contender.")] = 8,
     batch: Batch = 16,
-    input_size: Annotated[int, numeric(replace(ranges.SIDE, low=32), "Side of the images.")] = 224,
+    input_size: Annotated[int, numeric(replace(ranges.SIDE, low=32), "Side of the images in pixels.")] = 224,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/demo-DATE-TIME.")] = None,
     json: Json = False,
 ) -> None:
-    """Train MobileNetV2 in plain PyTorch and inside a budget of bytes, in turns, and show both.
+    """Train MobileNetV2 with plain PyTorch and inside a memory budget, in turns, and compare the two.
 
     Example: edgetrain demo --memory 250MB
     """

@@ -19,13 +19,15 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, 
 
 
 def devices(
-    name: Annotated[str | None, typer.Argument(help="Show all numbers of this one; a name, or your own .toml.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Device to show in full: a name, or the path of a .toml file.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List the devices that training can be modelled for; with a name, every number of one and where it comes from.
+    """List the devices that training can be modelled for; with a name, every number of one and its source.
 
-    Times of `edgetrain plan --device NAME` are made from these numbers. A device of your own is a file like those in
-    edgetrain/devices: give its path instead of a name.
+    `edgetrain plan --device NAME` computes its times from these numbers. A device of your own is a file like those in
+    edgetrain/devices: give its path in place of a name.
 
     Example: edgetrain devices rpi4
     """

@@ -29,14 +29,15 @@ Values = dict[str, float | None]
 def doctor(
     json: Json = False,
     device: Annotated[
-        str | None, typer.Option("--device", help="Model energy with this device's watts (see `edgetrain devices`).")
+        str | None,
+        typer.Option("--device", help="Model energy with this device's power figures (see `edgetrain devices`)."),
     ] = None,
     root: Annotated[Path, typer.Option("--root", help="Look for sensors under this folder.", hidden=True)] = Path("/"),
 ) -> None:
-    """Show this machine, its sensors, what each gives here and what a read costs.
+    """Show this machine, its sensors, what each measures here and what a read costs.
 
-    A sensor that is there but closed to you is listed with the command that opens it. Where no sensor tells power,
-    energy is modelled from CPU time, and says so; `edgetrain calibrate` makes the model this machine's own.
+    A sensor that you may not read is listed with the command that opens it. Where no sensor measures power, energy is
+    modelled from CPU time and marked as modelled; `edgetrain calibrate` fits the model to this machine.
 
     Example: edgetrain doctor
     """

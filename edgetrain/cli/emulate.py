@@ -29,30 +29,32 @@ def emulate(
     folder: Annotated[Path, typer.Argument(help="Folder that `edgetrain export` wrote.")],
     data: Annotated[
         str | None,
-        typer.Option(help="A data set by name or path, as in `edgetrain train`; without it a random batch."),
+        typer.Option(help="Data set by name or path, as in `edgetrain train`; without it a random batch."),
     ] = None,
     steps: Annotated[int, numeric(ranges.STEPS, "Steps to train.")] = 10,
-    seed: Annotated[int, numeric(ranges.SEED, "Of the order of samples.")] = 0,
+    seed: Annotated[int, numeric(ranges.SEED, "Seed of the order of samples.")] = 0,
     scalar: Annotated[
         bool,
-        typer.Option("--scalar", help="Of a Linux board: the program whose bits are those of every board, slower."),
+        typer.Option(
+            "--scalar", help="On a Linux board: the slower program, with the same bits as on every other board."
+        ),
     ] = False,
     threads: Annotated[
         int | None, numeric(ranges.THREADS, "Threads on a Linux board; by default one for each core.")
     ] = None,
     flash: Annotated[
         Path | None,
-        typer.Option(help="File that is the board's flash: the run goes on from what it holds, up to --steps in all."),
+        typer.Option(help="File that stands for the board's flash: training continues from it, up to --steps in all."),
     ] = None,
     time_limit: Annotated[
-        float, numeric(ranges.SECONDS, "Seconds for the run, with all that comes before it.")
+        float, numeric(ranges.SECONDS, "Seconds that building and running may take together.")
     ] = 600.0,
     json: Json = False,
 ) -> None:
-    """Build firmware and train with it, in the emulator of its board; show losses, memory and instructions.
+    """Build firmware and train with it in the emulator of its board; show losses, memory and instructions.
 
-    A microcontroller runs the one program that it has. A Linux board runs the vectorised one, on all cores; --scalar
-    runs the other.
+    A microcontroller has one program. A Linux board has two: a vectorised one that uses all cores, and with --scalar a
+    slower one that gives bit-identical results on every board.
 
     Example: edgetrain emulate fw --data digits --steps 20
 

@@ -32,30 +32,35 @@ Example = tuple[torch.Tensor, ...]
 
 def export(
     model: Annotated[str, typer.Argument(help="A name from the zoo, or file.py:function.")],
-    target: Annotated[str, typer.Option(help="The board: nrf52840, stm32f746, linux-x86_64, … or a device file.")],
-    out: Annotated[Path, typer.Option(help="Folder of the project: a new one, or an empty one.")],
-    data: Annotated[str | None, typer.Option(help="Data whose classes and shape the model takes.")] = None,
+    target: Annotated[
+        str, typer.Option(help="Board: nrf52840, stm32f746, linux-x86_64, … or the path of a device file.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the project, new or empty.")],
+    data: Annotated[str | None, typer.Option(help="Data set whose classes and input shape the model takes.")] = None,
     batch: Batch = 1,
     memory: Annotated[
-        str | None, typer.Option(help="RAM for the step, such as 200kB; by default what there is.")
+        str | None, typer.Option(help="RAM for the step, such as 200kB; by default all that the board has.")
     ] = None,
     optimizer: Optimizer = "sgd",
     lr: Annotated[float, numeric(ranges.LEARNING_RATE, "Learning rate.")] = 0.01,
     momentum: Annotated[
         float | None, numeric(ranges.MOMENTUM, "Momentum of sgd; by default 0, which needs no memory.")
     ] = None,
-    classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without data.")] = None,
+    classes: Annotated[int | None, numeric(ranges.CLASSES, "Number of classes, without --data.")] = None,
     input_size: Side = None,
     width: Width = None,
-    seed: Annotated[int, numeric(ranges.SEED, "Of the fresh weights.")] = 0,
+    seed: Annotated[int, numeric(ranges.SEED, "Seed of the initial weights.")] = 0,
     keep_every: Annotated[
         int | None,
-        numeric(ranges.STEPS, "Steps between two copies in flash of what is trained: a lost battery costs no more."),
+        numeric(
+            ranges.STEPS, "Steps between copies of the weights in flash: power loss costs at most this many steps."
+        ),
     ] = None,
     check: Annotated[
         int,
         numeric(
-            ranges.ROUNDS, "Run so many steps (in the emulator, for a board) and hold every tensor against PyTorch."
+            ranges.ROUNDS,
+            "Run so many steps, in the emulator for a microcontroller, and compare every tensor with PyTorch.",
         ),
     ] = 0,
     json: Json = False,

@@ -24,9 +24,9 @@ def graph(
     width: Width = None,
     optimizer: Optimizer = "sgd",
     inference: Annotated[
-        bool, typer.Option("--inference", help="The prediction in eval mode, not a training step.")
+        bool, typer.Option("--inference", help="Show the prediction in evaluation mode, not a training step.")
     ] = False,
-    views: Annotated[bool, typer.Option("--views", help="List views too, which compute nothing.")] = False,
+    views: Annotated[bool, typer.Option("--views", help="List views too; they compute nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Save the graph to this file.")] = None,
     json: Json = False,
 ) -> None:

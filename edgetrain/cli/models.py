@@ -15,7 +15,7 @@ from edgetrain.cli.output import Json, print_json, results
 
 
 def models(
-    notes: Annotated[bool, typer.Option("--notes", help="Say where papers print other numbers, and why.")] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Say where papers print other counts, and why.")] = False,
     json: Json = False,
 ) -> None:
     """List the models of the zoo with their parameters and multiply-adds.
@@ -32,7 +32,7 @@ def models(
     if notes:
         _print_notes(rows)
     else:
-        results.print("Where papers print other numbers, and why: edgetrain models --notes")
+        results.print("Where papers print other counts, and why: edgetrain models --notes")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -24,7 +24,7 @@ from edgetrain.run.activity import shown_by
 notes = Console(stderr=True, highlight=False)
 results = Console(highlight=False)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 
 
 @contextmanager

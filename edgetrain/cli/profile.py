@@ -50,25 +50,27 @@ def profile(
     batch: Batch = 1,
     steps: Annotated[
         int | None,
-        numeric(ranges.STEPS, "Steps that are measured, after the warm-up; by default 30, and 3 s, at least."),
+        numeric(ranges.STEPS, "Steps to measure after the warm-up; by default at least 30, for at least 3 s."),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for the step's tensors, such as 300MB.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget for the tensors of a step, such as 300MB.")] = None,
     planner: PlannerName = "auto",
-    page_to: Annotated[Path | None, typer.Option(help="Folder that tensors may be paged to.")] = None,
+    page_to: Annotated[Path | None, typer.Option(help="Folder to page tensors to.")] = None,
     micro_batches: Annotated[str, typer.Option(help=MICRO_BATCHES)] = "1",
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
     threads: Threads = None,
     cores: Annotated[str | None, typer.Option(help="Cores to run on, such as 0-2,4.")] = None,
     frequency: Annotated[
-        float | None, numeric(ranges.MEGAHERTZ, "MHz to hold these cores at, where the system allows.")
+        float | None, numeric(ranges.MEGAHERTZ, "Clock in MHz to hold these cores at, where the system allows it.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Device file to model energy with, where no sensor tells it.")
+        str | None, typer.Option(help="Device whose power figures model the energy, where no sensor measures it.")
     ] = None,
-    repeats: Annotated[int, numeric(ranges.REPEATS, "Fresh processes that the measurement is repeated in.")] = 1,
-    idle: Annotated[float, numeric(ranges.IDLE_SECONDS, "Seconds of the idle baseline.")] = 3.0,
+    repeats: Annotated[int, numeric(ranges.REPEATS, "Fresh processes to measure in.")] = 1,
+    idle: Annotated[float, numeric(ranges.IDLE_SECONDS, "Seconds of idle time to measure as the baseline.")] = 3.0,
     period: Annotated[float, numeric(ranges.MILLISECONDS, "Milliseconds between samples.")] = 10.0,
-    rounds: Annotated[int, numeric(ranges.ROUNDS, "Rounds of blocks that tell what measuring costs; 0: none.")] = 12,
+    rounds: Annotated[
+        int, numeric(ranges.ROUNDS, "Rounds of the test of what measuring itself costs; 0: no test.")
+    ] = 12,
     optimizer: Optimizer = "sgd",
     input_size: Side = None,
     classes: Classes = None,
@@ -78,7 +80,8 @@ def profile(
 ) -> None:
     """Measure one training step op by op: time, memory, CPU, energy and what measuring costs.
 
-    Energy is measured where a sensor tells it (`edgetrain doctor`), and modelled where none does; it says which.
+    Energy is measured where this machine has a sensor for it (`edgetrain doctor`), and modelled elsewhere; the results
+    say which.
 
     Example: edgetrain profile mobilenet_v2 --batch 16
     """

@@ -21,15 +21,17 @@ from edgetrain.report.trace import write_trace
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, as written by other commands.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page; by default report.html in the first folder.")
+        Path | None, typer.Option("--out", "-o", help="HTML file to write; by default report.html in the first folder.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write summary, ops, times and samples as CSV here.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write CSV files of summary, ops, times and samples to this folder.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs, side by side. Nothing is run.
 
-    With --trace or --csv these are written, and the page only where --out names it. --json prints what the page shows.
+    With --trace or --csv the page is written only if --out names it. --json prints what the page shows.
 
     Example: edgetrain report runs/first runs/second -o report.html
     """
@@ -44,8 +46,8 @@ def report(
     if trace is not None:
         if not any(run.is_profile for run in loaded):
             raise UserError(
-                "There is no op timeline and there are no samples to make a trace of.",
-                next_step="Record a run with `edgetrain profile`.",
+                "there is no op timeline and there are no samples for a trace",
+                next_step="record a run with `edgetrain profile`",
             )
         written["trace"] = str(write_trace(loaded, trace))
     if csv is not None:
@@ -65,7 +67,7 @@ def _refuse_overwriting(folders: Sequence[RunFolder], asked: Mapping[str, Path |
         for file in [] if path is None else [path / name for name in CSV] if option == "--csv" else [path]:
             other = option_of.setdefault(real(file), option)
             if other != option:
-                raise typer.BadParameter(f"{file} is what {other} writes too", param_hint=option)
+                raise typer.BadParameter(f"{other} writes {file} too", param_hint=option)
     if asked["--csv"] is not None and real(asked["--csv"]) in option_of:
         raise typer.BadParameter(f"{option_of[real(asked['--csv'])]} writes this file", param_hint="--csv")
     for folder in folders:
@@ -79,5 +81,5 @@ def _refuse_overwriting(folders: Sequence[RunFolder], asked: Mapping[str, Path |
 def _folder(path: Path) -> RunFolder:
     folder = RunFolder(path)
     if not folder.record_file.is_file():
-        raise UserError(f"{path} is no run folder", expected="a folder with record.json in it")
+        raise UserError(f"{path} is not a run folder", expected="a folder that holds a record.json")
     return folder

@@ -47,16 +47,18 @@ _SAME = ("model", "data", "input_size", "width", "optimizer", "seed")
 def train(
     model: Annotated[str, typer.Argument(help="A name from the zoo (`edgetrain models`), or file.py:function.")],
     data: Annotated[
-        str, typer.Option(help="digits, a folder of images by class, idx or CIFAR-10 files, or a text file.")
+        str, typer.Option(help="Data set: digits, a folder of images by class, idx or CIFAR-10 files, or a text file.")
     ] = "digits",
     epochs: Annotated[int, numeric(ranges.EPOCHS, "Passes over the training data.")] = 5,
     batch: Batch = 32,
     lr: Annotated[
-        float, numeric(dataclasses.replace(ranges.LEARNING_RATE, above=True), "Learning rate at its highest.")
+        float, numeric(dataclasses.replace(ranges.LEARNING_RATE, above=True), "Highest learning rate of the run.")
     ] = 0.05,
     seed: Annotated[int, numeric(ranges.SEED, "Seed of initial weights, data order and dropout.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/train-DATE-TIME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --out.")
+    ] = False,
     optimizer: Optimizer = "sgd",
     momentum: Annotated[float | None, numeric(ranges.MOMENTUM, f"Momentum of sgd; by default {MOMENTUM}.")] = None,
     weight_decay: Annotated[float, numeric(ranges.WEIGHT_DECAY, "Weight decay.")] = 1e-4,
@@ -64,26 +66,25 @@ def train(
     warmup_steps: Annotated[int, numeric(ranges.STEPS_OR_NONE, "Steps over which the learning rate rises.")] = 0,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights: safetensors or a state dict.")] = None,
     resize_head: Annotated[
-        bool, typer.Option("--resize-head", help="Let --weights have another number of classes.")
+        bool, typer.Option("--resize-head", help="Accept --weights of another number of classes.")
     ] = False,
-    input_size: Annotated[int | None, numeric(ranges.SIDE, "Side that images are resized to.")] = None,
+    input_size: Annotated[int | None, numeric(ranges.SIDE, "Side in pixels that images are resized to.")] = None,
     width: Width = None,
     checkpoint_every: Annotated[
-        int, numeric(ranges.STEPS_OR_NONE, "Steps from one checkpoint to the next; 0: at the end only.")
+        int, numeric(ranges.STEPS_OR_NONE, "Steps between checkpoints; 0: one at the end only.")
     ] = 200,
-    eval_every: Annotated[int, numeric(ranges.EPOCHS, "Epochs from one evaluation to the next.")] = 1,
+    eval_every: Annotated[int, numeric(ranges.EPOCHS, "Epochs between evaluations.")] = 1,
     memory: Annotated[
-        str | None, typer.Option(help="Budget for the step's tensors, such as 300MB; auto follows what is available.")
+        str | None,
+        typer.Option(help="Budget for the tensors of a step, such as 300MB; auto follows the available memory."),
     ] = None,
     process_memory: Annotated[
-        str | None, typer.Option(help="Budget for the process's resident memory, such as 700MB.")
+        str | None, typer.Option(help="Budget for the resident memory of the whole process, such as 700MB.")
     ] = None,
     planner: PlannerName = "auto",
     micro_batches: Annotated[str | None, typer.Option(help=MICRO_BATCHES)] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=ALLOW_INEXACT)] = False,
-    page_to: Annotated[
-        Path | None, typer.Option(help="Folder on this device's storage that tensors may be paged to.")
-    ] = None,
+    page_to: Annotated[Path | None, typer.Option(help="Folder on this device's storage to page tensors to.")] = None,
     threads: Threads = None,
     on: Annotated[str, choice(("cpu", "cuda"), "Where to train.")] = "cpu",
     json: Json = False,

@@ -91,7 +91,7 @@ class Attribution:
         for share in self.shares:
             if name in share.names:
                 return share
-        raise UserError(f"No op is called {name!r}.")
+        raise UserError(f"no op is called {name!r}")
 
 
 def attribute(ops: Ops, windows: Windows) -> Attribution:

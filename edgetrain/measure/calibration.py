@@ -103,7 +103,7 @@ def save(made: Calibration) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot make the folder {path.parent}: {error.strerror or error}.") from error
+        raise UserError(f"cannot create the folder {path.parent}: {error.strerror or error}") from error
     write_text(path, json.dumps(asdict(made), indent=2) + "\n")
     return path
 

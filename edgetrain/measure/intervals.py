@@ -57,7 +57,7 @@ def _share_of_subsets(n: int, size: int) -> float:
 def ratio_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Of two ways that took turns: the median over the rounds of the ratio within each."""
     if len(ours) != len(theirs):
-        raise UserError("Two ways are compared round by round.", received=f"{len(ours)} and {len(theirs)} rounds")
+        raise UserError("two ways are compared round by round", received=f"{len(ours)} and {len(theirs)} rounds")
     return median_interval([a / b for a, b in zip(_positive(ours), _positive(theirs), strict=True)])
 
 
@@ -68,7 +68,7 @@ def bootstrap_median(groups: Sequence[Sequence[float]], *, seed: int = 0) -> Int
     """
     lists = [np.asarray(_checked(group), dtype=float) for group in groups]
     if not lists:
-        raise UserError("An interval needs values.", received="no group of values")
+        raise UserError("an interval needs values", received="no group of values")
     draw = np.random.default_rng(seed)
     rounds = max(1, _AT_ONCE // (len(lists) * max(map(len, lists))))
     found = [_medians(lists, draw, min(rounds, _ROUNDS - done)) for done in range(0, _ROUNDS, rounds)]
@@ -122,11 +122,11 @@ def _within(t: float, degrees: int) -> float:
 
 def _checked(values: Sequence[float]) -> Sequence[float]:
     if not len(values) or not all(math.isfinite(value) for value in values):
-        raise UserError("An interval needs finite values.", received=f"{len(values)} values, {list(values)[:5]}")
+        raise UserError("an interval needs finite values", received=f"{len(values)} values, {list(values)[:5]}")
     return values
 
 
 def _positive(values: Sequence[float]) -> Sequence[float]:
     if min(_checked(values)) <= 0:
-        raise UserError("A ratio needs values above 0.", received=f"{min(values)}")
+        raise UserError("a ratio needs values above 0", received=f"{min(values)}")
     return values

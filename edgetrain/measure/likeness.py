@@ -42,7 +42,7 @@ class Likeness:
 def of_times(times_s: Sequence[float]) -> Likeness | None:
     """Of the times of steps: by how much one differs from the next."""
     if any(not math.isfinite(time) or time <= 0 for time in times_s):
-        raise UserError("Times of steps are above 0.", received=f"{list(times_s)[:5]}")
+        raise UserError("times of steps are above 0", received=f"{list(times_s)[:5]}")
     apart = [abs(math.log(b / a)) for a, b in itertools.pairwise(times_s)]
     return Likeness(None, math.expm1(statistics.median(apart)), len(apart)) if apart else None
 

@@ -44,10 +44,12 @@ def parse_cores(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
         if match is None:
-            raise UserError("cores cannot be that", expected="numbers and ranges, such as 0-2,4", received=shown(text))
+            raise UserError(
+                "invalid value for cores", expected="numbers and ranges, such as 0-2,4", received=shown(text)
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise UserError("cores cannot be that", expected="ranges from low to high", received=shown(text))
+            raise UserError("invalid value for cores", expected="ranges from low to high", received=shown(text))
         found |= set(range(first, last + 1))
     return tuple(sorted(found))
 

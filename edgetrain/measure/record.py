@@ -63,13 +63,13 @@ class Value:
     def __post_init__(self) -> None:
         if not is_finite(self.value) or self.origin not in get_args(Origin) or self._is_missing_wrongly():
             raise UserError(
-                "A summary value does not say where it came from.",
+                "a value of a summary does not say where it came from",
                 expected=f"a finite value that is {', '.join(get_args(Origin)[:3])}, or None that is unavailable",
                 received=f"{self.value!r:.60} that is {self.origin}",
             )
         if not self._is_in_its_interval():
             raise UserError(
-                "A summary value has an interval that cannot be.",
+                "a value of a summary has an impossible interval",
                 expected="two finite numbers and a value between them, or no interval",
                 received=f"{self.value!r:.60} from {self.low!r:.60} to {self.high!r:.60}",
             )
@@ -160,10 +160,10 @@ class RunFolder:
             foreign = [entry.name for entry in folder.path.iterdir() if not _ours(entry.name)]
         if foreign and not folder.record_file.exists() and not (begun and folder.is_begun):
             raise UserError(
-                f"{folder.path} is not a run folder and is not empty.",
+                f"{folder.path} is not a run folder and is not empty",
                 expected="a new or empty folder, or one with a record.json",
                 received=f"a folder with {foreign[0]}" + (f" and {len(foreign) - 1} more" if foreign[1:] else ""),
-                next_step="Name another folder, or leave the name out to get a new one under runs/.",
+                next_step="name another folder, or leave the name out to get a new one under runs/",
             )
         return folder
 
@@ -215,8 +215,8 @@ class RunFolder:
         with file:
             if not _flock(file.fileno()):
                 raise Taken(
-                    f"Another process is running in {self.path}.",
-                    next_step="Wait for it, stop it, or name another folder.",
+                    f"another process is running in {self.path}",
+                    next_step="wait for it, stop it, or name another folder",
                 )
             yield
 
@@ -278,7 +278,7 @@ def checked_name(name: str) -> str:
     leaves = path.is_absolute() or foreign.is_absolute() or foreign.drive or ".." in foreign.parts
     if leaves or not path.parts or "\\" in name or not name.isprintable():
         raise UserError(
-            "A file name in a record leaves its folder.",
+            "a file name in a record leaves its folder",
             expected="a relative path with forward slashes and without ..",
             received=repr(name),
         )

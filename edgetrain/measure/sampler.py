@@ -71,7 +71,7 @@ class Sampler:
     ) -> None:
         if not LEAST_PERIOD_S <= period_s <= MOST_PERIOD_S:
             raise UserError(
-                "The sampler cannot work at this period.",
+                "the sampler cannot sample at this period",
                 expected=f"{LEAST_PERIOD_S:g} to {MOST_PERIOD_S:g} seconds",
                 received=f"{period_s:g}",
             )
@@ -162,8 +162,8 @@ class Sampler:
             return
         if answer is not None and "cannot" in answer:
             raise UserError(
-                f"Nothing can be recorded in {self.folder}: {answer['cannot']}",
-                next_step="Free some room, or name another folder.",
+                f"nothing can be recorded in {self.folder}: {answer['cannot']}",
+                next_step="free some room, or name another folder",
             )
         assert self._errors is not None
         self._errors.seek(0)

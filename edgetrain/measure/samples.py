@@ -51,7 +51,7 @@ class Series:
             if channel.name == name:
                 return channel, self.values[:, place]
         raise UserError(
-            f"The source {self.name} has no channel {name!r}.", expected=_list([c.name for c in self.channels])
+            f"the source {self.name} has no channel {name!r}", expected=_list([c.name for c in self.channels])
         )
 
     @property
@@ -75,7 +75,7 @@ class Samples:
         for one in self.series:
             if one.name == name:
                 return one
-        raise UserError(f"The samples have no source {name!r}.", expected=_list([one.name for one in self.series]))
+        raise UserError(f"the samples have no source {name!r}", expected=_list([one.name for one in self.series]))
 
 
 def read_samples(folder: Path | str) -> Samples:
@@ -84,7 +84,7 @@ def read_samples(folder: Path | str) -> Samples:
     data = read_whole(file)
     end = data.find(b"\n", 0, MOST_HEADER_BYTES)
     if end < 0:
-        raise UserError(f"{file} holds no samples of edgetrain.", received=f"{len(data)} bytes without a header")
+        raise UserError(f"{file} holds no samples of edgetrain", received=f"{len(data)} bytes without a header")
     head = _header(file, data[:end])
     sources = _sources(head)
     blocks, cut_off = _blocks(data, end + 1, [_row(channels) for _, channels in sources])
@@ -121,9 +121,9 @@ def _header(file: Path, line: bytes) -> Fields:
     try:
         data = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} holds no samples of edgetrain.", received=saved.in_words(error)[:200]) from error
+        raise UserError(f"{file} holds no samples of edgetrain", received=saved.in_words(error)[:200]) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise UserError(f"{file} holds no samples of edgetrain.", expected=f"a header of the format '{FORMAT}'")
+        raise UserError(f"{file} holds no samples of edgetrain", expected=f"a header of the format '{FORMAT}'")
     head = Fields(file, data)
     head.schema(SCHEMA)
     head.choice("clock", ("monotonic",))

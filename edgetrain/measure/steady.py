@@ -107,7 +107,7 @@ def warm_up(
 def changes(times_s: Sequence[float]) -> tuple[int, ...]:
     """The first step of each new level."""
     if not len(times_s) or not all(math.isfinite(time) and time > 0 for time in times_s):
-        raise UserError("Times of steps are above 0.", received=f"{len(times_s)} times, {list(times_s)[:5]}")
+        raise UserError("times of steps are above 0", received=f"{len(times_s)} times, {list(times_s)[:5]}")
     width = -(-len(times_s) // _MOST_POINTS)
     points = [math.log(statistics.median(times_s[place : place + width])) for place in range(0, len(times_s), width)]
     return tuple(place * width for place in _cuts(points))

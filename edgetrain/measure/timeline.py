@@ -260,9 +260,9 @@ def load_timeline(folder: Path) -> Timeline | None:
     table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)
     found = _timeline(ops, list(table), 0)
     if (found.end_ns < found.begin_ns).any() or (found.step_ns[:, 1] < found.step_ns[:, 0]).any():
-        raise UserError(f"{folder / WHEN_FILE} is damaged: an op ends before it begins.")
+        raise UserError(f"{folder / WHEN_FILE} is damaged: an op ends before it begins")
     if len(table) and not (table.min() >= 0 and table.max() < 2**62):
-        raise UserError(f"{folder / WHEN_FILE} is damaged: it holds times that no clock shows.")
+        raise UserError(f"{folder / WHEN_FILE} is damaged: it holds times that no clock shows")
     return found
 
 

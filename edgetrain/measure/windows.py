@@ -29,13 +29,13 @@ class Ops:
 
     def __post_init__(self) -> None:
         if len({*self.names, IDLE}) <= len(self.names):
-            raise UserError("Ops are told apart by their names.", expected=f"names that differ, and from {IDLE}")
+            raise UserError("ops need names that differ", expected=f"names that differ, and from {IDLE}")
         if not len(self.op) == len(self.start_ns) == len(self.end_ns):
-            raise UserError("Each instance of an op has a start and an end.")
+            raise UserError("each instance of an op has a start and an end")
         if len(self.op) and (self.op.min() < 0 or self.op.max() >= len(self.names)):
-            raise UserError("An instance belongs to no op.", received=f"op {self.op.max()} of {len(self.names)}")
+            raise UserError("an instance belongs to no op", received=f"op {self.op.max()} of {len(self.names)}")
         if (self.end_ns < self.start_ns).any():
-            raise UserError("An op ends before it starts.")
+            raise UserError("an op ends before it starts")
 
     @property
     def lengths_s(self) -> Floats:
@@ -52,10 +52,10 @@ class Windows:
 
     def __post_init__(self) -> None:
         if not len(self.start_ns) == len(self.end_ns) == len(self.amount):
-            raise UserError("Each window has a start, an end and an amount.")
+            raise UserError("each window has a start, an end and an amount")
         ordered = (np.diff(self.start_ns) >= 0).all() and (np.diff(self.end_ns) >= 0).all()
         if not ordered or (self.end_ns <= self.start_ns).any() or not np.isfinite(self.amount).all():
-            raise UserError("Windows come in the order of time, last longer than 0 and hold finite amounts.")
+            raise UserError("windows come in the order of time, last longer than 0 and hold finite amounts")
 
 
 def counted(at_ns: Ints, total: Floats, *, least_window_s: float = 0.0) -> Windows:

@@ -110,7 +110,7 @@ class ZooModel:
     def _check_example(self, batch: int, classes: int | None, size: int) -> None:
         if batch not in BATCH:
             raise UserError(
-                "A batch has at least one sample.",
+                "a batch has at least one sample",
                 expected=f"1 or more: {BATCH}",
                 received=f"batch={shown(batch)}",
             )
@@ -197,10 +197,10 @@ def get(name: str) -> ZooModel:
         return MODELS[name]
     match = closest(name, MODELS)
     raise UserError(
-        f"There is no model named {shown(name)} in the zoo.",
+        f"there is no model named {shown(name)} in the zoo",
         expected="one of " + ", ".join(MODELS),
         received=shown(name),
-        next_step=f"Did you mean {match!r}?" if match else "Choose one of these names.",
+        next_step=f"did you mean {match!r}?" if match else "choose one of these names",
     )
 
 

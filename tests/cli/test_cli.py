@@ -80,7 +80,7 @@ def test_wrong_use_ends_with_2(run: Run) -> None:
         (("graph", "own.py:nothing"), "small"),
         (("graph", "own.py:broken"), "returned no nn.Module"),
         (("graph", "own.py:raising"), "own.py:raising failed"),
-        (("report", "nowhere"), "no run folder"),
+        (("report", "nowhere"), "not a run folder"),
     ],
 )
 def test_a_mistake_is_explained_without_a_traceback(run: Run, words: tuple[str, ...], told: str) -> None:

@@ -156,7 +156,7 @@ def test_wrong_use_ends_with_2(run: Run, words: tuple[str, ...], told: str) -> N
 def test_an_unknown_model_is_told_before_anything_else(run: Run) -> None:
     ended = run("mobilenet_v9", "--page")
     assert ended.code == 1
-    assert "Did you mean 'mobilenet_v2'" in ended.told
+    assert "did you mean 'mobilenet_v2'" in ended.told
 
 
 def test_a_batch_that_the_model_refuses_is_told_by_its_shape(run: Run) -> None:

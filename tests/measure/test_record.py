@@ -209,7 +209,7 @@ def test_a_write_that_fails_leaves_the_old_record(
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
-    with folder.locked(), pytest.raises(UserError, match="Another process"), folder.locked():
+    with folder.locked(), pytest.raises(UserError, match="another process"), folder.locked():
         pass
     with folder.locked():
         pass

@@ -387,7 +387,7 @@ def test_progress_tells_every_phase(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with run.folder.locked(), pytest.raises(UserError, match="Another process"):
+    with run.folder.locked(), pytest.raises(UserError, match="another process"):
         run()
 
 

@@ -365,10 +365,10 @@ def test_arguments_without_meaning_are_refused() -> None:
 
 
 def test_wrong_names_are_answered_with_the_closest() -> None:
-    with pytest.raises(UserError, match="Did you mean 'mobilenet_v2'") as caught:
+    with pytest.raises(UserError, match="did you mean 'mobilenet_v2'") as caught:
         zoo.build("MobileNet-v2")
     assert all(name in str(caught.value) for name in NAMES)
-    with pytest.raises(UserError, match="Choose one of these names"):
+    with pytest.raises(UserError, match="choose one of these names"):
         zoo.get("xyzzy")
 
 

@@ -50,13 +50,13 @@ def check_indices(indices: torch.Tensor, length: int) -> None:
     """Refuses what `Split.batch` does not accept; PyTorch would let negative numbers count from the end."""
     if indices.dim() != 1 or indices.dtype != torch.int64:
         raise UserError(
-            "A batch is chosen by a list of sample numbers.",
+            "a batch is chosen by a list of sample numbers",
             expected="a 1-d int64 tensor",
             received=f"a {indices.dim()}-d {indices.dtype} tensor",
         )
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= length):
         raise UserError(
-            "A sample number lies outside the data.",
+            "a sample number lies outside the data",
             expected=f"numbers from 0 to {length - 1}",
             received=f"numbers from {int(indices.min())} to {int(indices.max())}",
         )

@@ -38,8 +38,8 @@ def load(folder: str | Path) -> Mapping[str, torch.Tensor]:
     files = sorted(Path(folder).expanduser().glob("*.npz"))
     if not files:
         raise UserError(
-            f"{folder} holds no recordings.", expected="files .npz with an array DE",
-            next_step="Get them from https://github.com/srigas/CWRU_Bearing_NumPy and give their folder.",
+            f"{folder} holds no recordings", expected="files .npz with an array DE",
+            next_step="get them from https://github.com/srigas/CWRU_Bearing_NumPy and give their folder",
         )  # fmt: skip
     return {file.stem: _recording(file) for file in files}
 
@@ -61,7 +61,7 @@ def _recording(file: Path) -> torch.Tensor:
         with zipfile.ZipFile(file) as archive:
             size = sum(item.file_size for item in archive.infolist())
         if size > LARGEST_BYTES:
-            raise UserError(f"{file} is too large.", expected=expected, received=f"{size:,} bytes")
+            raise UserError(f"{file} is too large", expected=expected, received=f"{size:,} bytes")
         with np.load(file, allow_pickle=False) as arrays:
             there = arrays[_SENSOR]
             if there.dtype.kind not in "fiu":
@@ -70,9 +70,9 @@ def _recording(file: Path) -> torch.Tensor:
     except UserError:
         raise
     except Exception as error:  # a damaged archive can fail in any way
-        raise UserError(f"{file} is no recording.", expected=expected, received=str(error)[:200]) from error
+        raise UserError(f"{file} is no recording", expected=expected, received=str(error)[:200]) from error
     if len(readings) < WINDOW or not np.isfinite(readings).all():
-        raise UserError(f"{file} has no whole window of numbers.", expected=expected, received=f"{len(readings)}")
+        raise UserError(f"{file} has no whole window of numbers", expected=expected, received=f"{len(readings)}")
     found = torch.from_numpy(readings)
     return _slower(found) if file.stem.endswith(("_Normal", "DE48")) else found
 

@@ -45,7 +45,7 @@ def load(path: Path, *, input_size: int | None, channels: int | None) -> Data:
     batches = _batches(path) if path.is_dir() else {"data_batch_1": path}
     test_path = batches.pop("test_batch", None)
     if not batches:
-        raise UserError(f"{path} has a test batch but nothing to train on.", expected="data_batch_1.bin or more")
+        raise UserError(f"{path} has a test batch but nothing to train on", expected="data_batch_1.bin or more")
     train = _records(list(batches.values()))
     if test_path is not None:
         test = _records([test_path])
@@ -81,7 +81,7 @@ def _check(path: Path, batch: bytearray) -> None:
     """Refuses a file that is not whole records with labels 0 to 9."""
     if not batch or len(batch) % RECORD_BYTES:
         raise UserError(
-            f"{path} is no CIFAR-10 binary file, or is cut off.",
+            f"{path} is no CIFAR-10 binary file, or is cut off",
             expected=f"a multiple of {RECORD_BYTES:,} bytes",
             received=f"{len(batch):,} bytes",
         )
@@ -89,10 +89,10 @@ def _check(path: Path, batch: bytearray) -> None:
     if max(labels) >= len(CLASSES):
         record = next(i for i, label in enumerate(labels) if label >= len(CLASSES))
         raise UserError(
-            f"{path} has a wrong label in record {record:,}.",
+            f"{path} has a wrong label in record {record:,}",
             expected="labels from 0 to 9",
             received=str(labels[record]),
-            next_step="The file may be damaged, or another set: give CIFAR-10's binary version.",
+            next_step="the file may be damaged, or another set: give CIFAR-10's binary version",
         )
 
 
@@ -100,7 +100,7 @@ def _last_sixth(path: Path, records: torch.Tensor) -> tuple[torch.Tensor, torch.
     """(train, test) views of the records where there is no test batch."""
     test_count = max(1, len(records) // 6)
     if len(records) < 2:
-        raise UserError(f"{path} has a single record.", expected="at least one to train and one to test")
+        raise UserError(f"{path} has a single record", expected="at least one to train and one to test")
     _log.warning("%s: no test_batch.bin; the last %s training records are the test part", path, f"{test_count:,}")
     return records[:-test_count], records[-test_count:]
 

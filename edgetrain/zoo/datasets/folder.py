@@ -84,7 +84,7 @@ def _parts(folder: Path, seed: int) -> tuple[Photos, Photos]:
     train, test = _photos(folder / "train"), _photos(test_folder)
     if train.keys() != test.keys():
         raise UserError(
-            f"{folder / 'train'} and {test_folder} do not have the same classes.",
+            f"{folder / 'train'} and {test_folder} do not have the same classes",
             expected="the same sub-folders in both",
             received=f"only in one of them: {', '.join(sorted(train.keys() ^ test.keys()))}",
         )
@@ -96,10 +96,10 @@ def _photos(folder: Path) -> Photos:
     classes = {sub_folder.name: _images(sub_folder) for sub_folder in _sub_folders(folder)}
     if len(classes) < 2:
         raise UserError(
-            f"{folder} has {'a single class' if classes else 'no classes'}.",
+            f"{folder} has {'a single class' if classes else 'no classes'}",
             expected="at least two sub-folders, one for each class, with .jpg or .png files",
             received=f"the sub-folder {next(iter(classes))}" if classes else "no sub-folder",
-            next_step="Put the photos of each class into a sub-folder named after it.",
+            next_step="put the photos of each class into a sub-folder named after it",
         )
     return classes
 
@@ -110,10 +110,10 @@ def _images(folder: Path) -> list[Path]:
     images = [p for p in visible if p.suffix.lower() in SUFFIXES and not p.is_dir()]
     if not images:
         raise UserError(
-            f"The class folder {folder} has no images.",
+            f"the class folder {folder} has no images",
             expected="one or more .jpg or .png files directly in it",
             received=", ".join(p.name for p in visible[:3]) + (", …" if len(visible) > 3 else "") or "nothing",
-            next_step="Add images, or remove the folder if it is no class.",
+            next_step="add images, or remove the folder if it is no class",
         )
     for image in images:  # a link that leads nowhere is a sample that is missing, and not one less
         files.require_regular(image, "image")
@@ -126,7 +126,7 @@ def _divide(classes: Photos, seed: int) -> tuple[Photos, Photos]:
     test: Photos = {}
     for name, photos in classes.items():
         if len(photos) < 2:
-            raise UserError(f"The class folder {photos[0].parent} has a single image.", expected="at least two")
+            raise UserError(f"the class folder {photos[0].parent} has a single image", expected="at least two")
         held = held_out([photo.name for photo in photos], share=TEST_SHARE, seed=seed)
         train[name] = [photo for i, photo in enumerate(photos) if i not in held]
         test[name] = [photo for i, photo in enumerate(photos) if i in held]

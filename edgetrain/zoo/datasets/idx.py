@@ -47,7 +47,7 @@ def load(path: Path, *, input_size: int | None, channels: int | None) -> Data:
     height, width = train_pixels.shape[-2:]
     if test_pixels.shape[-2:] != (height, width):
         raise UserError(
-            f"The images of the two parts in {folder} differ in size.",
+            f"the images of the two parts in {folder} differ in size",
             expected=f"{height}×{width}, as in {TRAIN[0]}",
             received=f"{test_pixels.shape[-2]}×{test_pixels.shape[-1]} in {TEST[0]}",
         )
@@ -69,14 +69,14 @@ def _part(folder: Path, stems: tuple[str, str]) -> tuple[torch.Tensor, torch.Ten
     images_path, labels_path = paths
     if images_path is None or labels_path is None:
         raise UserError(
-            f"{folder} lacks {stems[0] if images_path is None else stems[1]} (plain or .gz).",
+            f"{folder} lacks {stems[0] if images_path is None else stems[1]} (plain or .gz)",
             expected=", ".join(TRAIN + TEST),
-            next_step="Fetch the four files of the set into one folder and give that folder.",
+            next_step="fetch the four files of the set into one folder and give that folder",
         )
     pixels, labels = _read(images_path, dims=3), _read(labels_path, dims=1)
     if len(pixels) != len(labels):
         raise UserError(
-            f"{images_path} and {labels_path} do not belong together.",
+            f"{images_path} and {labels_path} do not belong together",
             expected="as many labels as images",
             received=f"{len(pixels):,} images and {len(labels):,} labels",
         )
@@ -91,10 +91,10 @@ def _read(path: Path, *, dims: int) -> torch.Tensor:
     content = whole(path, size, limit_is="the size that its header gives")
     if len(content) < size:
         raise UserError(
-            f"{path} is cut off.",
+            f"{path} is cut off",
             expected=f"{size:,} bytes (the size that its header gives)",
             received=f"{len(content):,} bytes",
-            next_step="Fetch the file again.",
+            next_step="fetch the file again",
         )
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).view(shape)
 
@@ -104,14 +104,14 @@ def _shape(path: Path, dims: int) -> tuple[int, ...]:
     header = head(path, 4 + 4 * dims)
     if len(header) < 4 + 4 * dims or header[:4] != bytes((0, 0, 8, dims)):
         raise UserError(
-            f"{path} does not start like an idx file of {'images' if dims == 3 else 'labels'}.",
+            f"{path} does not start like an idx file of {'images' if dims == 3 else 'labels'}",
             expected=f"the bytes 00 00 08 {dims:02x} and {dims} sizes",
             received=header.hex(" ") or "an empty file",
         )
     shape = struct.unpack(f">{dims}I", header[4:])
     if not 0 < math.prod(shape) <= LARGEST_BYTES:
         raise UserError(
-            f"{path} has a header that cannot be right.",
+            f"{path} has a header that cannot be right",
             expected=f"between 1 and {LARGEST_BYTES:,} bytes of data",
             received=f"sizes {' × '.join(f'{n:,}' for n in shape)}",
         )

@@ -63,9 +63,9 @@ def load(path: Path, *, input_size: int | None, channels: int | None, seed: int)
     assert archive is not None
     if input_size not in (None, FRAMES) or channels not in (None, 1):
         raise UserError(
-            f"{archive.name} holds MFCCs, which cannot be resized like images.",
+            f"{archive.name} holds MFCCs, which cannot be resized like images",
             expected=f"{FRAMES} frames, one channel", received=f"input_size={input_size}, channels={channels}",
-            next_step="Choose a model for them, such as ds_cnn, and leave the input size out.",
+            next_step="choose a model for them, such as ds_cnn, and leave the input size out",
         )  # fmt: skip
     names, mfccs, labels, classes = _read(archive)
     is_test = torch.zeros(len(names), dtype=torch.bool)
@@ -100,7 +100,7 @@ def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, .
                 found[member.name] = (data, int(named[2]))
                 keywords[int(named[2])] = named[1]
     except tarfile.TarError as error:
-        raise UserError(f"{archive} is no whole tar archive: {error}", next_step="Fetch it again.") from error
+        raise UserError(f"{archive} is no whole tar archive: {error}", next_step="fetch it again") from error
     _check(archive, found, keywords)
     names = sorted(found)
     mfccs = np.frombuffer(b"".join(found[name][0] for name in names), dtype=np.int8).copy()
@@ -113,7 +113,7 @@ def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> byt
     data = b"" if file is None else file.read()
     if len(data) != FRAMES * COEFFICIENTS:
         raise UserError(
-            f"{member.name} in {archive} is no sample.", expected=f"{FRAMES * COEFFICIENTS} bytes",
+            f"{member.name} in {archive} is no sample", expected=f"{FRAMES * COEFFICIENTS} bytes",
             received=f"{member.size} bytes",
         )  # fmt: skip
     return data
@@ -122,7 +122,7 @@ def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> byt
 def _check(archive: Path, found: dict[str, tuple[bytes, int]], keywords: dict[int, str]) -> None:
     if not 0 < len(found) <= LARGEST_SAMPLES or sorted(keywords) != list(range(len(keywords))):
         raise UserError(
-            f"{archive} does not hold keywords.",
+            f"{archive} does not hold keywords",
             expected=f"1 to {LARGEST_SAMPLES:,} files NUMBER_KEYWORD_CLASS.bin, classes numbered from 0 without a gap",
             received=f"{len(found):,} of them, of classes {sorted(keywords)}",
         )

@@ -68,7 +68,7 @@ def _opened(path: Path) -> Generator[Image.Image, None, None]:
         raise UserError(
             f"{path} cannot be read as an image: {error}",
             expected=f"a whole JPEG or PNG file of at most {LARGEST_PIXELS:,} pixels",
-            next_step="Replace the file, or remove it from the folder.",
+            next_step="replace the file, or remove it from the folder",
         ) from error
 
 

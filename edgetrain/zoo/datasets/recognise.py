@@ -81,7 +81,7 @@ def _check_options(input_size: int | None, channels: int | None, sequence: int) 
     if input_size is not None:
         whole("input_size", input_size, SIDE)
     if channels is not None and (channels not in CHANNELS or channels == 2):
-        raise UserError("Images are grey or coloured.", expected="channels 1 or 3", received=shown(channels))
+        raise UserError("images are grey or coloured", expected="channels 1 or 3", received=shown(channels))
     whole("sequence", sequence, SIDE)
 
 
@@ -97,7 +97,7 @@ def _load_path(path: Path, input_size: int | None, channels: int | None, sequenc
         return keywords.load(path, input_size=input_size, channels=channels, seed=seed)
     if folder.recognises(path):
         return folder.load(path, input_size=input_size, channels=channels, seed=seed)
-    raise UserError(f"{path} is no data set that edgetrain knows.", expected=POSSIBLE, next_step=_advice(path))
+    raise UserError(f"{path} is no data set that edgetrain knows", expected=POSSIBLE, next_step=_advice(path))
 
 
 def _advice(path: Path) -> str:
@@ -124,7 +124,7 @@ def _not_there(spec: str) -> UserError:
     what = f"There is no file or folder {shown(spec)}."
     match = closest(spec, ("digits", *PUBLIC))
     if match == "digits":
-        return UserError(what, expected=POSSIBLE, next_step="Did you mean digits?")
+        return UserError(what, expected=POSSIBLE, next_step="did you mean digits?")
     if match is not None:
         advice = f"{match} is not shipped. Get it from {PUBLIC[match]} and give its folder or file."
         return UserError(what, expected=POSSIBLE, next_step=advice)

@@ -43,7 +43,7 @@ def whole(path: Path, limit_bytes: int, *, limit_is: str) -> bytearray:
             content += chunk
             if len(content) > limit_bytes:
                 raise UserError(
-                    f"{path} is too long.",
+                    f"{path} is too long",
                     expected=f"at most {limit_bytes:,} bytes ({limit_is})",
                     received="more than that, unpacked",
                 )
@@ -67,7 +67,7 @@ def _chunks(path: Path) -> Generator[bytes, None, None]:
         raise UserError(
             f"{path} cannot be read{' to its end' if packed else ''}: {error}",
             expected=f"a complete {suffix[1:]} file" if packed else "a readable file",
-            next_step="The file may be cut off or damaged: fetch it again.",
+            next_step="the file may be cut off or damaged: fetch it again",
         ) from error
 
 

@@ -58,10 +58,10 @@ def load(path: Path, *, sequence: int) -> Data:
     window = sequence + 1
     if len(ids) < 2 * window:
         raise UserError(
-            f"{path} is shorter than two windows, one to train and one to test.",
+            f"{path} is shorter than two windows, one to train and one to test",
             expected=f"at least {2 * window:,} characters, for windows of {sequence:,} and one more",
             received=f"{len(ids):,} characters",
-            next_step="Give a longer text, or a shorter sequence.",
+            next_step="give a longer text, or a shorter sequence",
         )
     cut = len(ids) - max(len(ids) // 10, window)
     train, test = TextSplit(ids[:cut], sequence), TextSplit(ids[cut:], sequence)
@@ -74,10 +74,10 @@ def _text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path} is not UTF-8 text.",
+            f"{path} is not UTF-8 text",
             expected="UTF-8",
             received=f"the byte {content[error.start]:#04x} at position {error.start:,}",
-            next_step="Convert it, e.g. with: iconv -f LATIN1 -t UTF-8",
+            next_step="convert it, e.g. with: iconv -f LATIN1 -t UTF-8",
         ) from error
 
 

@@ -14,10 +14,10 @@ def check_classes(model: str, classes: int) -> None:
     """Refuse what is no number of classes."""
     if classes not in CLASSES:
         raise UserError(
-            f"{model} cannot tell {shown(classes)} classes apart.",
+            f"{model} cannot tell {shown(classes)} classes apart",
             expected=f"classes of 1 or more: {CLASSES}",
             received=f"classes={shown(classes)}",
-            next_step="Pass the number of different labels in the data.",
+            next_step="pass the number of different labels in the data",
         )
 
 
@@ -25,10 +25,10 @@ def check_width(model: str, width: float) -> None:
     """Refuse a width multiplier that is no positive number, or makes a net that no machine holds."""
     if width not in WIDTH:
         raise UserError(
-            f"{model} cannot be built {shown(width)} times as wide.",
+            f"{model} cannot be built {shown(width)} times as wide",
             expected=f"a positive number: {WIDTH}; 1.0 is the network of the paper",
             received=f"width={shown(width)}",
-            next_step="Try width=0.5 for half as many channels in each layer.",
+            next_step="try width=0.5 for half as many channels in each layer",
         )
 
 
@@ -38,10 +38,10 @@ def check_size(model: str, input_size: int, *, smallest: int, largest: int | Non
     if input_size in SIDE and smallest <= input_size <= end:
         return
     raise UserError(
-        f"{model} does not work on inputs of size {shown(input_size)}.",
+        f"{model} does not work on inputs of size {shown(input_size)}",
         expected=f"input_size of {smallest} to {end}; the smallest input size is {smallest}",
         received=f"input_size={shown(input_size)}",
-        next_step="Resize the inputs, or choose another model for inputs of this size.",
+        next_step="resize the inputs, or choose another model for inputs of this size",
     )
 
 
@@ -49,10 +49,10 @@ def refuse_classes(model: str, classes: int | None) -> None:
     """Refuse any number of classes, for a network that predicts none."""
     if classes is not None:
         raise UserError(
-            f"{model} has no classes: its output has the shape of its input.",
+            f"{model} has no classes: its output has the shape of its input",
             expected="no classes argument",
             received=f"classes={shown(classes)}",
-            next_step="Leave classes out.",
+            next_step="leave classes out",
         )
 
 

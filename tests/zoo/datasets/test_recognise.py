@@ -77,7 +77,7 @@ def test_wrong_options(options: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("digit", "Did you mean digits"),
+        ("digit", "did you mean digits"),
         ("MNIST", "mnist is not shipped. Get it from https://"),
         ("cifar-10", "cifar10 is not shipped"),
         ("/nowhere/at/all", "https://github.com/zalandoresearch/fashion-mnist"),
