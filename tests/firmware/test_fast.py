@@ -128,7 +128,9 @@ def test_threads_do_not_race_and_it_would_be_seen_if_they_did(shapes: Exported, 
     source = folder / "kernels/fast/convolve.c"
     planted = "static int tasks_run;\n\nstatic void convolve_task("
     text = source.read_text().replace("static void convolve_task(", planted, 1)
-    source.write_text(text.replace("    const tiling *of = job;", "    const tiling *of = job;\n    tasks_run++;", 1))
+    source.write_text(
+        text.replace("    const tiling *job = context;", "    const tiling *job = context;\n    tasks_run++;", 1)
+    )
     with pytest.raises(FirmwareFailed, match="data race"):
         run_firmware(folder, batches, variant="fast_races", threads=3)
 

@@ -5,7 +5,7 @@
  *     . a b c d . .      stride 2: one column of results, then a ← c, and two columns are loaded
  *     . a b c d . .
  *
- * A row of the padding is read as one zero again and again. */
+ * A row of the padding is one zero, read repeatedly. */
 #include "depthwise3x3.h"
 
 #include <stddef.h>

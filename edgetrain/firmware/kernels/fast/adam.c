@@ -24,9 +24,9 @@ static double power(double x, int n)
 }
 
 /* With keeps_largest, `largest` takes the place of `square`. */
-ALWAYS_INLINE void update(const adam_job *of, int start, int end, int keeps_largest)
+ALWAYS_INLINE void update(const adam_job *job, int start, int end, int keeps_largest)
 {
-    const adam_job s = *of;
+    const adam_job s = *job;
     for (int i = start; i < end; i++) {
         const float sign = s.maximize ? -s.gradient[i] : s.gradient[i];
         const float w = s.w[i] * s.shrink, g = s.decoupled ? sign : sign + s.weight_decay * w;
@@ -43,14 +43,14 @@ ALWAYS_INLINE void update(const adam_job *of, int start, int end, int keeps_larg
     }
 }
 
-static void update_task(const void *job, int task)
+static void update_task(const void *context, int task)
 {
-    const adam_job *of = job;
-    const int start = task * TASK_ELEMENTS, end = min_int(start + TASK_ELEMENTS, of->n);
-    if (of->largest == NULL) {
-        update(of, start, end, 0);
+    const adam_job *job = context;
+    const int start = task * TASK_ELEMENTS, end = min_int(start + TASK_ELEMENTS, job->n);
+    if (job->largest == NULL) {
+        update(job, start, end, 0);
     } else {
-        update(of, start, end, 1);
+        update(job, start, end, 1);
     }
 }
 
@@ -60,7 +60,7 @@ void adam_update(
 {
     *step += 1.0f;
     const int count = (int)*step;
-    const adam_job of = {
+    const adam_job job = {
         .w = w, .mean = mean, .square = square, .largest = largest, .gradient = gradient, .n = n,
         .decoupled = s->decoupled, .maximize = s->maximize,
         .rate = (float)(s->learning_rate / (1.0 - power(s->beta1, count))),
@@ -69,5 +69,5 @@ void adam_update(
         .new_mean = (float)(1.0 - s->beta1), .old_square = (float)s->beta2, .new_square = (float)(1.0 - s->beta2),
         .weight_decay = s->weight_decay, .eps = s->eps,
     };
-    parallel_for(ceil_div(n, TASK_ELEMENTS), n / LANES * 4, update_task, &of);
+    parallel_for(ceil_div(n, TASK_ELEMENTS), n / LANES * 4, update_task, &job);
 }

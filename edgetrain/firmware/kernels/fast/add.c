@@ -2,9 +2,9 @@
 
 #include "elementwise.h"
 
-static void forward_task(const void *job, int task)
+static void forward_task(const void *context, int task)
 {
-    const elements e = elements_of(job, task);
+    const elements e = elements_of(context, task);
     for (int i = 0; i < e.n; i++) {
         e.y[i] = e.a[i] + e.b[i];
     }

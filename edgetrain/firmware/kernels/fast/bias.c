@@ -23,19 +23,19 @@ ALWAYS_INLINE vec sum_rows(const float *dy, int rows, int C, int lanes, int room
     return sum.total;
 }
 
-static void sum_task(const void *job, int part)
+static void sum_task(const void *context, int part)
 {
-    const sum_job *of = job;
-    const int first = part_start(of->rows, of->parts, part), end = part_start(of->rows, of->parts, part + 1);
-    const float *dy = of->dy + first * of->C;
-    const int room = of->room - first * of->C;
+    const sum_job *job = context;
+    const int first = part_start(job->rows, job->parts, part), end = part_start(job->rows, job->parts, part + 1);
+    const float *dy = job->dy + first * job->C;
+    const int room = job->room - first * job->C;
     int c = 0;
-    for (; c + LANES <= of->channels; c += LANES) {
-        store(sums[part] + c, sum_rows(dy + c, end - first, of->C, LANES, room - c));
+    for (; c + LANES <= job->channels; c += LANES) {
+        store(sums[part] + c, sum_rows(dy + c, end - first, job->C, LANES, room - c));
     }
-    if (c < of->channels) {
-        const int lanes = of->channels - c;
-        store_partial(sums[part] + c, sum_rows(dy + c, end - first, of->C, lanes, room - c), lanes);
+    if (c < job->channels) {
+        const int lanes = job->channels - c;
+        store_partial(sums[part] + c, sum_rows(dy + c, end - first, job->C, lanes, room - c), lanes);
     }
 }
 
@@ -43,11 +43,11 @@ void bias_backward(float *restrict db, const float *dy, int rows, int C)
 {
     for (int c0 = 0; c0 < C; c0 += CHANNELS_AT_ONCE) {
         const int channels = min_int(CHANNELS_AT_ONCE, C - c0);
-        const sum_job of = {dy + c0, rows, C, channels, row_parts(rows, channels), rows * C - c0};
-        parallel_for(of.parts, (long)rows * ceil_div(channels, LANES), sum_task, &of);
+        const sum_job job = {dy + c0, rows, C, channels, row_parts(rows, channels), rows * C - c0};
+        parallel_for(job.parts, (long)rows * ceil_div(channels, LANES), sum_task, &job);
         for (int c = 0; c < channels; c++) {
             double sum = 0.0;
-            for (int part = 0; part < of.parts; part++) {
+            for (int part = 0; part < job.parts; part++) {
                 sum += (double)sums[part][c];
             }
             db[c0 + c] = (float)sum;

@@ -2,9 +2,9 @@
 
 #include "elementwise.h"
 
-static void forward_task(const void *job, int task)
+static void forward_task(const void *context, int task)
 {
-    const elements e = elements_of(job, task);
+    const elements e = elements_of(context, task);
     for (int i = 0; i < e.n; i++) {
         e.y[i] = e.a[i] < e.low ? e.low : e.a[i] > e.high ? e.high : e.a[i];
     }
@@ -15,9 +15,9 @@ void clamp_forward(float *y, const float *x, int n, float low, float high)
     for_elements(&(elements){.y = y, .a = x, .n = n, .low = low, .high = high}, forward_task);
 }
 
-static void backward_task(const void *job, int task)
+static void backward_task(const void *context, int task)
 {
-    const elements e = elements_of(job, task);
+    const elements e = elements_of(context, task);
     for (int i = 0; i < e.n; i++) {
         e.y[i] = e.b[i] > e.low && e.b[i] < e.high ? e.a[i] : 0.0f;
     }

@@ -9,8 +9,8 @@
 
 #include <stddef.h>
 
-#include "parallel.h"
 #include "microkernel.h"
+#include "parallel.h"
 
 enum { MIN_PIXELS = 96 };
 
@@ -26,7 +26,7 @@ typedef struct {
 
 typedef struct {
     const convolution *c;
-    int k, columns;      /* filters [k, k + columns) */
+    int k, columns;       /* filters [k, k + columns) */
     range r, s, channels; /* of them: what the panel holds */
     int add;
     const float *panel, *bias;
@@ -203,14 +203,14 @@ static int is_last(const block *d)
     return d->r.end == d->c->R && d->s.end == d->c->S && d->channels.end == d->c->C;
 }
 
-static void convolve_task(const void *job, int task)
+static void convolve_task(const void *context, int task)
 {
-    const tiling *of = job;
-    const convolution *c = &of->c;
+    const tiling *job = context;
+    const convolution *c = &job->c;
     float panel[KC * NR], bias[NR] = {0.0f};
-    const int k = task % of->panels * NR, at = task / of->panels;
-    const int across = ceil_div(c->Q, of->pixels_of_row);
-    const int p0 = at / across * of->rows_of_task, q0 = at % across * of->pixels_of_row;
+    const int k = task % job->panels * NR, at = task / job->panels;
+    const int across = ceil_div(c->Q, job->pixels_of_row);
+    const int p0 = at / across * job->rows_of_task, q0 = at % across * job->pixels_of_row;
     block d = {.c = c, .k = k, .columns = min_int(c->K - k, NR), .panel = panel};
     d.s.end = c->S; /* as if a block before the first had ended here */
     d.channels.end = c->C;
@@ -220,8 +220,8 @@ static void convolve_task(const void *job, int task)
     for (; next_block(&d); d.add = 1) {
         d.bias = c->b != NULL && is_last(&d) ? bias : NULL;
         pack_block(panel, &d);
-        for (int p = p0; p < min_int(p0 + of->rows_of_task, c->P); p++) {
-            convolve_row(&d, p, (range){q0, min_int(q0 + of->pixels_of_row, c->Q)});
+        for (int p = p0; p < min_int(p0 + job->rows_of_task, c->P); p++) {
+            convolve_row(&d, p, (range){q0, min_int(q0 + job->pixels_of_row, c->Q)});
         }
     }
 }
@@ -229,10 +229,10 @@ static void convolve_task(const void *job, int task)
 /* A 1 x 1 filter over whole images sees one long row of pixels. */
 static convolution flat(convolution c)
 {
-    const int one_tap = c.R == 1 && c.S == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0;
+    const int pointwise = c.R == 1 && c.S == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0;
     const int whole = c.x_row == c.W * c.x_pixel && c.x_image == c.H * c.x_row && c.y_row == c.Q * c.y_pixel &&
                       c.y_image == c.P * c.y_row && c.P == c.H && c.Q == c.W;
-    if (one_tap && whole) {
+    if (pointwise && whole) {
         c.W = c.Q = c.B * c.P * c.Q;
         c.B = c.H = c.P = 1;
         c.x_row = c.x_image = c.W * c.x_pixel;
@@ -241,14 +241,14 @@ static convolution flat(convolution c)
     return c;
 }
 
-void convolve(const convolution *given)
+void convolve(const convolution *conv)
 {
-    tiling of = {.c = flat(*given), .panels = ceil_div(given->K, NR)};
-    const convolution *c = &of.c;
+    tiling job = {.c = flat(*conv), .panels = ceil_div(conv->K, NR)};
+    const convolution *c = &job.c;
     const int pixels = c->B * c->P * c->Q, wanted = max_int(pixels / 16, MIN_PIXELS);
-    of.rows_of_task = c->P == 1 ? 1 : ceil_div(wanted, c->B * c->Q);
-    of.pixels_of_row = c->P == 1 ? ceil_div(ceil_div(wanted, c->B), MR) * MR : c->Q;
-    const int tasks = of.panels * ceil_div(c->P, of.rows_of_task) * ceil_div(c->Q, of.pixels_of_row);
-    const long work = (long)pixels * c->R * c->S * c->C * of.panels;
-    parallel_for(tasks, work, convolve_task, &of);
+    job.rows_of_task = c->P == 1 ? 1 : ceil_div(wanted, c->B * c->Q);
+    job.pixels_of_row = c->P == 1 ? ceil_div(ceil_div(wanted, c->B), MR) * MR : c->Q;
+    const int tasks = job.panels * ceil_div(c->P, job.rows_of_task) * ceil_div(c->Q, job.pixels_of_row);
+    const long work = (long)pixels * c->R * c->S * c->C * job.panels;
+    parallel_for(tasks, work, convolve_task, &job);
 }

@@ -6,8 +6,8 @@
 
 #include "convolve.h"
 #include "convolve_backward_weight_narrow.h"
-#include "parallel.h"
 #include "microkernel.h"
+#include "parallel.h"
 
 enum { FILTERS_OF_TASK = 4 * MR, MANY_TASKS = 16 };
 
@@ -98,13 +98,13 @@ static void im2col(float *restrict panel, const weight_gradient *c, int j, int w
     }
 }
 
-static void backward_weight_task(const void *job, int task)
+static void backward_weight_task(const void *context, int task)
 {
-    const tiling *of = job;
-    const weight_gradient *c = &of->c;
+    const tiling *job = context;
+    const weight_gradient *c = &job->c;
     float panel[KC * NR];
-    const int depth = c->R * c->S * c->C, j = task % of->panels * NR;
-    const int k0 = task / of->panels * of->filters_of_task, k1 = min_int(k0 + of->filters_of_task, c->K);
+    const int depth = c->R * c->S * c->C, j = task % job->panels * NR;
+    const int k0 = task / job->panels * job->filters_of_task, k1 = min_int(k0 + job->filters_of_task, c->K);
     const int pointwise =
         c->R == 1 && c->S == 1 && c->stride_h == 1 && c->stride_w == 1 && c->pad_h == 0 && c->pad_w == 0;
     tile t = {.columns = min_int(depth - j, NR), .a_row = 1, .outer = {1, 0, 0}, .middle = {1, 0, 0}};
@@ -112,8 +112,8 @@ static void backward_weight_task(const void *job, int task)
     if (t.columns < NR) {
         memset(panel, 0, sizeof panel);
     }
-    for (int m = 0; m < of->pixels; m += KC) {
-        t.inner = (loop){min_int(KC, of->pixels - m), c->dy_pixel, in_place ? c->x_pixel : NR};
+    for (int m = 0; m < job->pixels; m += KC) {
+        t.inner = (loop){min_int(KC, job->pixels - m), c->dy_pixel, in_place ? c->x_pixel : NR};
         t.add = m > 0;
         t.panel = in_place ? c->x + m * c->x_pixel + j : panel;
         if (!in_place) {
@@ -130,14 +130,14 @@ static void backward_weight_task(const void *job, int task)
     }
 }
 
-void convolve_backward_weight(const weight_gradient *given)
+void convolve_backward_weight(const weight_gradient *g)
 {
-    if (given->C < LANES && convolve_backward_weight_narrow(given)) {
+    if (g->C < LANES && convolve_backward_weight_narrow(g)) {
         return;
     }
-    tiling of = {.c = *given, .pixels = given->B * given->P * given->Q};
-    of.panels = ceil_div(given->R * given->S * given->C, NR);
-    of.filters_of_task = of.panels < MANY_TASKS ? FILTERS_OF_TASK : given->K;
-    const long work = (long)of.pixels * of.panels * given->K;
-    parallel_for(of.panels * ceil_div(given->K, of.filters_of_task), work, backward_weight_task, &of);
+    tiling job = {.c = *g, .pixels = g->B * g->P * g->Q};
+    job.panels = ceil_div(g->R * g->S * g->C, NR);
+    job.filters_of_task = job.panels < MANY_TASKS ? FILTERS_OF_TASK : g->K;
+    const long work = (long)job.pixels * job.panels * g->K;
+    parallel_for(job.panels * ceil_div(g->K, job.filters_of_task), work, backward_weight_task, &job);
 }

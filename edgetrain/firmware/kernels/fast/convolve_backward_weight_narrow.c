@@ -9,8 +9,8 @@
 
 #include <stddef.h>
 
-#include "parallel.h"
 #include "microkernel.h"
+#include "parallel.h"
 
 enum { MAX_ROW = 64 }; /* elements of a filter row */
 
@@ -67,11 +67,11 @@ static void add_rows(row_gradient *d, int n, int p, int rows)
     }
 }
 
-static void backward_weight_row_task(const void *job, int task)
+static void backward_weight_row_task(const void *context, int task)
 {
-    const tiling *of = job;
-    const weight_gradient *c = &of->c;
-    row_gradient d = {.c = c, .r = task / of->panels, .k = task % of->panels * NR};
+    const tiling *job = context;
+    const weight_gradient *c = &job->c;
+    row_gradient d = {.c = c, .r = task / job->panels, .k = task % job->panels * NR};
     const int start = d.r * c->dilation_h - c->pad_h, room = c->H - start, depth = c->R * c->S * c->C;
     const int p0 = start >= 0 ? 0 : ceil_div(-start, c->stride_h);
     const int p1 = room <= 0 ? 0 : min_int(c->P, ceil_div(room, c->stride_h));
@@ -89,14 +89,14 @@ static void backward_weight_row_task(const void *job, int task)
     }
 }
 
-int convolve_backward_weight_narrow(const weight_gradient *given)
+int convolve_backward_weight_narrow(const weight_gradient *g)
 {
-    const tiling of = {*given, ceil_div(given->K, NR)};
-    const int row_is_contiguous = given->x_pixel == given->C && given->dilation_w == 1;
-    if (!row_is_contiguous || given->S * given->C > MAX_ROW || given->Q > KC) {
+    const tiling job = {*g, ceil_div(g->K, NR)};
+    const int row_is_contiguous = g->x_pixel == g->C && g->dilation_w == 1;
+    if (!row_is_contiguous || g->S * g->C > MAX_ROW || g->Q > KC) {
         return 0;
     }
-    const long work = (long)given->B * given->P * given->Q * given->R * given->S * given->C * of.panels;
-    parallel_for(given->R * of.panels, work, backward_weight_row_task, &of);
+    const long work = (long)g->B * g->P * g->Q * g->R * g->S * g->C * job.panels;
+    parallel_for(g->R * job.panels, work, backward_weight_row_task, &job);
     return 1;
 }

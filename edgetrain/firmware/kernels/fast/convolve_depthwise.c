@@ -118,54 +118,54 @@ static void taps_backward(taps *t, const float *dy, const float *panel, const de
 }
 
 /* Some rows of the result: of y, or backward of dx. */
-ALWAYS_INLINE void convolve_rows(const row_job *of, int task, int backward)
+ALWAYS_INLINE void convolve_rows(const row_job *job, int task, int backward)
 {
-    const depthwise_shape *s = of->s;
-    const int first = task * of->rows_of_task, end = min_int(first + of->rows_of_task, of->rows);
+    const depthwise_shape *s = job->s;
+    const int first = task * job->rows_of_task, end = min_int(first + job->rows_of_task, job->rows);
     const int height = backward ? s->H : s->P, width = backward ? s->W : s->Q;
     const int pixels = backward ? s->P * s->Q : s->H * s->W;
     float panel[MAX_PANEL];
     taps t;
     for (int c = 0, n = channels_at_once(s); c < s->C; c += n) {
         n = min_int(n, s->C - c);
-        transpose(panel, of->w, s->R * s->S, c, n);
+        transpose(panel, job->w, s->R * s->S, c, n);
         for (int row = first; row < end; row++) {
-            const float *x = of->x + row / height * pixels * s->C + c;
+            const float *x = job->x + row / height * pixels * s->C + c;
             for (int column = 0; column < width; column++) {
                 (backward ? taps_backward : taps_forward)(&t, x, panel, s, row % height, column, n);
-                sum_pixel(of->y + (row * width + column) * s->C + c, &t, of->b == NULL ? NULL : of->b + c, n);
+                sum_pixel(job->y + (row * width + column) * s->C + c, &t, job->b == NULL ? NULL : job->b + c, n);
             }
         }
     }
 }
 
-static void forward_task(const void *job, int task)
+static void forward_task(const void *context, int task)
 {
-    convolve_rows(job, task, 0);
+    convolve_rows(context, task, 0);
 }
 
-static void backward_input_task(const void *job, int task)
+static void backward_input_task(const void *context, int task)
 {
-    convolve_rows(job, task, 1);
+    convolve_rows(context, task, 1);
 }
 
-static void run_rows(row_job *of, int row_length, task_function *body)
+static void run_rows(row_job *job, int row_length, task_function *body)
 {
-    const long work = (long)of->rows * row_length * of->s->R * of->s->S * ceil_div(of->s->C, LANES);
-    of->rows_of_task = max_int(1, of->rows / 16);
-    parallel_for(ceil_div(of->rows, of->rows_of_task), work, body, of);
+    const long work = (long)job->rows * row_length * job->s->R * job->s->S * ceil_div(job->s->C, LANES);
+    job->rows_of_task = max_int(1, job->rows / 16);
+    parallel_for(ceil_div(job->rows, job->rows_of_task), work, body, job);
 }
 
 void convolve_depthwise_forward(float *y, const float *x, const float *w, const float *b, const depthwise_shape *s)
 {
-    row_job of = {.y = y, .x = x, .w = w, .b = b, .s = s, .rows = s->B * s->P};
-    run_rows(&of, s->Q, forward_task);
+    row_job job = {.y = y, .x = x, .w = w, .b = b, .s = s, .rows = s->B * s->P};
+    run_rows(&job, s->Q, forward_task);
 }
 
 void convolve_depthwise_backward_input(float *dx, const float *dy, const float *w, const depthwise_shape *s)
 {
-    row_job of = {.y = dx, .x = dy, .w = w, .b = NULL, .s = s, .rows = s->B * s->H};
-    run_rows(&of, s->W, backward_input_task);
+    row_job job = {.y = dx, .x = dy, .w = w, .b = NULL, .s = s, .rows = s->B * s->H};
+    run_rows(&job, s->W, backward_input_task);
 }
 
 typedef struct {
@@ -188,9 +188,9 @@ static offset offset_of(const depthwise_shape *s, int r, int i)
 }
 
 /* One tap of `vectors` vectors of channels from c on, with `lanes` lanes each: the sum over all pixels. */
-ALWAYS_INLINE void sum_pixels(const tap_job *of, int tap, int c, int vectors, int lanes)
+ALWAYS_INLINE void sum_pixels(const tap_job *job, int tap, int c, int vectors, int lanes)
 {
-    const depthwise_shape *s = of->s;
+    const depthwise_shape *s = job->s;
     const offset at = offset_of(s, tap / s->S, tap % s->S);
     vec sums[4], of_row[4];
     float gradients[LANES];
@@ -202,8 +202,8 @@ ALWAYS_INLINE void sum_pixels(const tap_job *of, int tap, int c, int vectors, in
         if (h < 0 || h >= s->H || at.q1 <= at.q0) {
             continue;
         }
-        const float *dy = of->dy + (row * s->Q + at.q0) * s->C + c;
-        const float *x = of->x + ((n * s->H + h) * s->W + at.v + at.q0 * s->stride_w) * s->C + c;
+        const float *dy = job->dy + (row * s->Q + at.q0) * s->C + c;
+        const float *x = job->x + ((n * s->H + h) * s->W + at.v + at.q0 * s->stride_w) * s->C + c;
         for (int v = 0; v < vectors; v++) {
             of_row[v] = splat(0.0f);
         }
@@ -219,30 +219,30 @@ ALWAYS_INLINE void sum_pixels(const tap_job *of, int tap, int c, int vectors, in
     for (int v = 0; v < vectors; v++) {
         store(gradients, sums[v]);
         for (int i = 0; i < lanes; i++) {
-            of->dw[(c + v * LANES + i) * s->R * s->S + tap] = gradients[i];
+            job->dw[(c + v * LANES + i) * s->R * s->S + tap] = gradients[i];
         }
     }
 }
 
-static void backward_weight_task(const void *job, int task)
+static void backward_weight_task(const void *context, int task)
 {
-    const tap_job *of = job;
-    const int tap = task / of->blocks, end = min_int((task % of->blocks + 1) * BLOCK, of->s->C);
-    int c = task % of->blocks * BLOCK;
+    const tap_job *job = context;
+    const int tap = task / job->blocks, end = min_int((task % job->blocks + 1) * BLOCK, job->s->C);
+    int c = task % job->blocks * BLOCK;
     for (; c + BLOCK <= end; c += BLOCK) {
-        sum_pixels(of, tap, c, 4, LANES);
+        sum_pixels(job, tap, c, 4, LANES);
     }
     for (; c + LANES <= end; c += LANES) {
-        sum_pixels(of, tap, c, 1, LANES);
+        sum_pixels(job, tap, c, 1, LANES);
     }
     if (c < end) {
-        sum_pixels(of, tap, c, 1, end - c);
+        sum_pixels(job, tap, c, 1, end - c);
     }
 }
 
 void convolve_depthwise_backward_weight(float *dw, const float *dy, const float *x, const depthwise_shape *s)
 {
-    const tap_job of = {.dw = dw, .dy = dy, .x = x, .s = s, .blocks = ceil_div(s->C, BLOCK)};
+    const tap_job job = {.dw = dw, .dy = dy, .x = x, .s = s, .blocks = ceil_div(s->C, BLOCK)};
     const long work = (long)s->B * s->P * s->Q * s->R * s->S * ceil_div(s->C, LANES);
-    parallel_for(of.blocks * s->R * s->S, work, backward_weight_task, &of);
+    parallel_for(job.blocks * s->R * s->S, work, backward_weight_task, &job);
 }

@@ -14,9 +14,9 @@ typedef struct {
     float low, high;
 } elements;
 
-ALWAYS_INLINE elements elements_of(const void *job, int task)
+ALWAYS_INLINE elements elements_of(const void *context, int task)
 {
-    elements e = *(const elements *)job;
+    elements e = *(const elements *)context;
     const int start = task * TASK_ELEMENTS;
     e.y += start;
     e.a += start;

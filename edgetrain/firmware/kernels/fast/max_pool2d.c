@@ -50,39 +50,39 @@ ALWAYS_INLINE void max_of_window(
     }
 }
 
-static void forward_task(const void *job, int row)
+static void forward_task(const void *context, int row)
 {
-    const pool_job *of = job;
-    const pool2d_shape *s = of->s;
-    const float *image = of->from + row / s->P * s->H * s->W * s->C;
+    const pool_job *job = context;
+    const pool2d_shape *s = job->s;
+    const float *image = job->from + row / s->P * s->H * s->W * s->C;
     const int room = (s->B - row / s->P) * s->H * s->W * s->C;
     for (int q = 0; q < s->Q; q++) {
         const window w = window_at(s, row % s->P, q);
         const int at = (row * s->Q + q) * s->C;
         int c = 0;
         for (; c + LANES <= s->C; c += LANES) {
-            max_of_window(of->to + at + c, of->argmax + at + c, image + c, s, w, LANES, room - c);
+            max_of_window(job->to + at + c, job->argmax + at + c, image + c, s, w, LANES, room - c);
         }
         if (c < s->C) {
-            max_of_window(of->to + at + c, of->argmax + at + c, image + c, s, w, s->C - c, room - c);
+            max_of_window(job->to + at + c, job->argmax + at + c, image + c, s, w, s->C - c, room - c);
         }
     }
 }
 
 void max_pool2d_forward(float *restrict y, uint8_t *restrict argmax, const float *x, const pool2d_shape *s)
 {
-    const pool_job of = {.to = y, .argmax = argmax, .from = x, .s = s};
+    const pool_job job = {.to = y, .argmax = argmax, .from = x, .s = s};
     const long work = (long)s->B * s->P * s->Q * s->R * s->S * ceil_div(s->C, LANES);
-    parallel_for(s->B * s->P, work, forward_task, &of);
+    parallel_for(s->B * s->P, work, forward_task, &job);
 }
 
 /* One image: its windows may overlap. */
-static void backward_task(const void *job, int n)
+static void backward_task(const void *context, int n)
 {
-    const pool_job *of = job;
-    const pool2d_shape *s = of->s;
+    const pool_job *job = context;
+    const pool2d_shape *s = job->s;
     const int numbers = s->H * s->W * s->C;
-    float *dx = of->to + n * numbers;
+    float *dx = job->to + n * numbers;
     int offsets[MAX_WINDOW];
     for (int i = 0; i < s->R * s->S && i < MAX_WINDOW; i++) {
         offsets[i] = (i / s->S * s->W + i % s->S) * s->C;
@@ -93,7 +93,7 @@ static void backward_task(const void *job, int n)
             const int at = ((n * s->P + p) * s->Q + q) * s->C;
             const int corner = ((p * s->stride_h - s->pad_h) * s->W + q * s->stride_w - s->pad_w) * s->C;
             for (int c = 0; c < s->C; c++) {
-                dx[corner + offsets[of->saved_argmax[at + c]] + c] += of->from[at + c];
+                dx[corner + offsets[job->saved_argmax[at + c]] + c] += job->from[at + c];
             }
         }
     }
@@ -101,6 +101,6 @@ static void backward_task(const void *job, int n)
 
 void max_pool2d_backward(float *restrict dx, const float *dy, const uint8_t *argmax, const pool2d_shape *s)
 {
-    const pool_job of = {.to = dx, .from = dy, .saved_argmax = argmax, .s = s};
-    parallel_for(s->B, (long)s->B * (s->P * s->Q + s->H * s->W / 4) * s->C, backward_task, &of);
+    const pool_job job = {.to = dx, .from = dy, .saved_argmax = argmax, .s = s};
+    parallel_for(s->B, (long)s->B * (s->P * s->Q + s->H * s->W / 4) * s->C, backward_task, &job);
 }

@@ -46,7 +46,7 @@ void parallel_threads(int threads)
 #include <unistd.h>
 
 enum {
-    SPINS = 20000,        /* before an idle thread sleeps: about a tenth of a millisecond */
+    SPINS = 20000,          /* before an idle thread sleeps: about a tenth of a millisecond */
     SPINS_OF_CALLER = 4000, /* before the caller, waiting for others, yields its core */
     MAX_TASKS = 32768,
     STACK_BYTES = 256 * 1024
