@@ -5,6 +5,7 @@ The public names, one by one. Each arrow of the pipeline is one function and one
 `capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.
 `prepare` does all of it. `model_costs` takes the place of `measure_costs` for a device that is not here.
 `profile` measures a step, op by op.
+`ops` is the door for ops of your own (docs/adding.md).
 For firmware: `lower_for_firmware` → Graph → `plan` → Plan → `export` → a C project.
 """
 
@@ -14,6 +15,7 @@ from edgetrain import interrupts
 
 interrupts.starting()
 
+from edgetrain import ops
 from edgetrain.costs.measured import measure_costs
 from edgetrain.costs.model import model_costs
 from edgetrain.costs.table import Costs
@@ -60,6 +62,7 @@ __all__ = [
     "lower_for_firmware",
     "measure_costs",
     "model_costs",
+    "ops",
     "plan",
     "prepare",
     "profile",

@@ -293,15 +293,23 @@ def measure(
     return {key: Run(statistics.median(times[key]), events[key]) for key in todo}
 
 
-def measure_events(graph: Graph, number: int, ways: Container[Way] = WAYS) -> dict[Way, Run]:
+def measure_events(
+    graph: Graph, number: int, ways: Container[Way] = WAYS, kernels: Kernels | None = None
+) -> dict[Way, Run]:
     """What the kernel of one op asks of the allocator, in each of these ways to run it; times are not measured, and are
-    0. It runs here: see `without_a_trace`."""
+    0. It runs here: see `without_a_trace`. kernels: those that run, where they are not the first."""
+    names = {way: (kernels or {}).get(way, {}).get(number, "") for way in WAYS}
     found, pool = calls.calls(graph, number, overwrites_gradient(graph)), calls.Pool(graph)
     with torch.no_grad(), without_autocast():
-        events = {
-            way: _events_of(graph, call, pool, None, cuda=_on_cuda(graph)) for way, call in found.items() if way in ways
+        return {
+            way: Run(
+                0.0,
+                _events_of(graph, replace(call, kernel=names[way]), pool, None, cuda=_on_cuda(graph)),
+                kernel=names[way],
+            )
+            for way, call in found.items()
+            if way in ways
         }
-    return {way: Run(0.0, asked) for way, asked in events.items()}
 
 
 def _on_cuda(graph: Graph) -> bool:

@@ -23,20 +23,26 @@ def kernel_of(op: Op) -> CKernel:
     return kernel
 
 
+def _folder(source: CSource) -> Path:
+    return FOLDER if source.folder is None else Path(source.folder)
+
+
 def has_fast(source: CSource) -> bool:
     """It is there for vectors and threads, too."""
-    return ((source.folder or FOLDER) / "fast" / f"{source.file}.c").exists()
+    return (_folder(source) / "fast" / f"{source.file}.c").exists()
 
 
 def files_of(sources: Sequence[CSource], *, fast: bool = False) -> dict[str, Path]:
     """The files that these are built from, in vectors or not: first sources, then headers; by their names."""
     inside, everywhere = ("fast", ("parallel", "vector")) if fast else ("", ("sums",))
-    parts = [(part, s.folder or FOLDER) for s in sources for part in (s.file, *(s.fast_needs if fast else s.needs))]
+    parts = [(part, _folder(s)) for s in sources for part in (s.file, *(s.fast_needs if fast else s.needs))]
     found: dict[str, Path] = {}
     for part, folder in (*parts, *((part, FOLDER) for part in everywhere)):
-        for name in (f"{part}.c", f"{part}.h"):
-            path = next((path for path in (folder / inside / name, FOLDER / inside / name) if path.exists()), None)
-            if path is not None and found.setdefault(name, path) != path:
+        paths = {path.name: path for at in (FOLDER, folder) for path in sorted((at / inside).glob(f"{part}.[ch]"))}
+        if not paths:
+            raise UserError(f"the source of a C kernel is not there: {folder / inside / part}.c")
+        for name, path in paths.items():
+            if found.setdefault(name, path) != path:
                 raise UserError(
                     f"two C kernels have a file of the name {name}", received=f"{found[name]} and {path}",
                     next_step="give one of them another name",

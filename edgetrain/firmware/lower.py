@@ -45,9 +45,10 @@ from edgetrain.firmware.lowering import (
     nhwc,
     same_in_memory,
 )
-from edgetrain.graph.ir import Graph, Op, Ref, Value
+from edgetrain.graph.ir import Graph, Op, Ref, Tensor, Value
 from edgetrain.graph.rewrite.builder import contiguous, unique
 from edgetrain.graph.rewrite.fuse import fuse_batch_norm
+from edgetrain.ops.entry import entry_of, short_name
 
 RULES = Rules()
 
@@ -64,7 +65,8 @@ def lower_for_firmware(graph: Graph, model: nn.Module | None = None) -> Graph:
     named = () if model is None else model.named_modules()
     # A composite module says nothing of an op of its own.
     layers = {path: type(module).__name__ for path, module in named if not any(module.children())}
-    return Lowering(fuse_batch_norm(_channels_last(graph)), _all_rules(), layers).run()
+    fused = fuse_batch_norm(_channels_last(graph))
+    return Lowering(fused, _all_rules(fused), layers).run()
 
 
 def _channels_last(graph: Graph) -> Graph:
@@ -76,8 +78,38 @@ def _channels_last(graph: Graph) -> Graph:
     return replace(graph, tensors=tuple(tensors))
 
 
-def _all_rules() -> Mapping[str, Rule]:
-    return {**RULES, **lower_products.RULES, **lower_pools.RULES, **lower_norms.RULES}
+def _all_rules(graph: Graph) -> Mapping[str, Rule]:
+    """An op that has no rule and a C kernel, as one from outside may have, stays as it is."""
+    own = {op.kind: _as_it_is for op in graph.ops if entry_of(op.kind).c is not None}
+    return {**own, **RULES, **lower_products.RULES, **lower_pools.RULES, **lower_norms.RULES}
+
+
+def _as_it_is(w: Lowering, op: Op) -> None:
+    """Its tensors are those of firmware. What it draws at random is a function of the step's number."""
+
+    def lowered(value: Value) -> Value:
+        if isinstance(value, Ref):
+            return Ref(w.dense(value.tensor))
+        return tuple(map(lowered, value)) if isinstance(value, tuple) else value
+
+    args, kwargs = tuple(map(lowered, op.args)), tuple((key, lowered(value)) for key, value in op.kwargs)
+    writes = []
+    for t in op.reads:
+        if w.graph.tensors[t].storage in op.writes:
+            if w.value[t] != Dense(w.dense(t)):
+                raise w.refuse("a tensor that is changed in place, and laid out otherwise, has no kernel")
+            writes.append(w.tensors[w.dense(t)].storage)
+    results = [None if t is None else _result(w, op, w.graph.tensors[t]) for t in op.outputs]
+    w.call(op.kind, args, results, writes=writes, kwargs=kwargs)
+    for position, made in enumerate(results):
+        if made is not None:
+            w.gives(position, made)
+
+
+def _result(w: Lowering, op: Op, like: Tensor) -> int:
+    if like.dtype not in ("float32", "int32", "int64", "uint8"):
+        raise w.refuse(f"a result of type {like.dtype} has no kernel")
+    return w.result(identifier(short_name(op.kind)), like.shape, like.dtype)
 
 
 # ---- element by element

@@ -175,7 +175,7 @@ class Lowering(Builder):
         return self.add(unique(name, self.names), role, shape, dtype, stride)
 
     def call(
-        self, kind: str, args: Sequence[Value], outputs: Sequence[int], *,
+        self, kind: str, args: Sequence[Value], outputs: Sequence[int | None], *,
         writes: Sequence[int] = (), kwargs: Sequence[tuple[str, Value]] = (), view: bool = False,
     ) -> None:  # fmt: skip
         """Add an op, of the phase and the module of the captured one."""

@@ -9,7 +9,7 @@ from typing import Any
 from edgetrain import files, saved
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, from_json, to_json
-from edgetrain.graph.verify import broken_rules
+from edgetrain.graph.verify import broken_rules, unknown_kinds
 
 __all__ = ["Graph", "load", "save"]
 
@@ -22,7 +22,7 @@ def save(graph: Graph, path: str | Path) -> None:
 def load(path: str | Path) -> Graph:
     next_step = "make it again with `edgetrain graph MODEL --out FILE`"
     graph = saved.load(path, "graph file", _with_key, next_step=next_step)
-    broken = broken_rules(graph)
+    broken = [*unknown_kinds(graph), *broken_rules(graph)]
     if broken:
         raise UserError(f"{path} holds no legal graph", received="; ".join(broken[:3]))
     return graph

@@ -48,7 +48,7 @@ DTYPES = (*ITEM_BYTES, BITS)
 # What an integer of a type that may carry scales can be: the first number, and the last.
 INTEGERS = {"uint8": (0, 2**8 - 1), **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)}}
 
-_KIND = re.compile(r"(?!__)\w+\.(?!__)\w+\.(?!__)\w+")  # `verify` knows which of them are legal
+_KIND = re.compile(r"(?!__)\w+\.(?!__)\w+\.(?!__)\w+")  # a file may name those that `unknown_kinds` knows
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 

@@ -19,7 +19,7 @@ from edgetrain.ops import (
     shape,
     update,
 )
-from edgetrain.ops.c import CKernel, CSource, Scene
+from edgetrain.ops.c import CKernel, CSource, Scene, called, elementwise_call, number
 from edgetrain.ops.entry import (
     GRAD_INPUT,
     IN_PLACE,
@@ -58,10 +58,13 @@ __all__ = [
     "Scene",
     "State",
     "Work",
+    "called",
     "done",
     "each",
+    "elementwise_call",
     "entry_of",
     "moves",
+    "number",
     "register",
     "unregister",
 ]

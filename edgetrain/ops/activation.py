@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edgetrain.graph.ir import Op, Value
-from edgetrain.ops.c import CKernel, CSource, elementwise
+from edgetrain.ops.c import CKernel, CSource, elementwise_call
 from edgetrain.ops.entry import GRAD_INPUT, IN_PLACE, OUT, Entry, of_torch, own
 from edgetrain.ops.predicted import contiguous
 from edgetrain.ops.work import each
@@ -68,7 +68,7 @@ for _family, _fast_needs, _bends, _flops in (
     _source = CSource(_family, () if _bends else ("functions",), _fast_needs)
     _firmware = Entry(kernels=(), category="activation", overwrites=OUT, raises="never")
     for _what, _n, _c in (
-        ("forward", _flops[0], CKernel(_source, elementwise, bends=_bends)),
-        ("backward", _flops[1], CKernel(_source, elementwise)),
+        ("forward", _flops[0], CKernel(_source, elementwise_call, bends=_bends)),
+        ("backward", _flops[1], CKernel(_source, elementwise_call)),
     ):
         own(replace(_firmware, work=each(_n), c=_c), f"{_family}.{_what}")

@@ -10,6 +10,7 @@ The kernels are those of float32. The int8 kernels that come stand beside them, 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ class CSource:
     file: str
     needs: tuple[str, ...] = ()
     fast_needs: tuple[str, ...] = ()
-    folder: Path | None = None
+    folder: str | Path | None = None
 
 
 @dataclass
@@ -86,6 +87,15 @@ class Scene:
     def pointer(self, value: Value) -> str:
         return self.name(value.tensor) if isinstance(value, Ref) else "NULL"
 
+    def results(self, op: Op) -> list[str]:
+        """All that the op makes; NULL for what nothing reads."""
+        return ["NULL" if t is None else self.name(t) for t in op.outputs]
+
+    def stream(self, op: Op) -> int:
+        """A number of its own for an op that draws random numbers, the same each time that it runs in a step: with
+        `model_seed` and `step_number` it says which numbers these are."""
+        return zlib.crc32(op.name.encode()) & 0x7FFFFFFF
+
     def pointers(self, *values: Value) -> list[str]:
         return [self.pointer(value) for value in values]
 
@@ -115,16 +125,19 @@ class CKernel:
 
 
 def function(op: Op, prefix: str | None = None) -> str:
-    """edgetrain.conv2d.forward → conv2d_forward; with another prefix, dense_forward."""
-    _, family, what = op.kind.split(".")
-    return f"{prefix or family}_{what}"
+    """edgetrain.conv2d.forward → conv2d_forward; with another prefix, dense_forward. Of an op from outside
+    library.softsign.default → library_softsign."""
+    library, name, what = op.kind.split(".")
+    if library != "edgetrain":
+        return f"{library}_{name}".removesuffix("_") + ("" if what == "default" else f"_{what}")
+    return f"{prefix or name}_{what}"
 
 
 def called(name: str, arguments: Sequence[str | int]) -> list[str]:
     return [f"{name}({', '.join(map(str, arguments))});"]
 
 
-def elementwise(s: Scene, op: Op) -> list[str]:
+def elementwise_call(s: Scene, op: Op) -> list[str]:
     """The result, the tensors that it is computed from, how many numbers, and the op's own numbers."""
     tensors = [s.name(op.creates[0]), *(s.name(ref.tensor) for ref in op.args if isinstance(ref, Ref))]
     own = [number(value) for value in op.args if not isinstance(value, Ref)]

@@ -1,7 +1,7 @@
 """Executing one op: from its name in a graph to the kernel that runs it.
 
-Names come from graph files, which are not trusted: only torch's own compute kernels are found, none that reads a file,
-and those of other libraries that have an entry.
+Names may come from graph files, which are not trusted: only compute kernels of torch are found, none that reads a file.
+(Of other libraries a file may name those that have an entry: see `unknown_kinds` in graph/verify.py.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from edgetrain.errors import InternalError, UserError
 from edgetrain.graph.ir import Atom, Graph, Op, Ref, Value
-from edgetrain.ops.entry import OF_TORCH, Kernel, entry_of, found
+from edgetrain.ops.entry import Kernel, entry_of
 
 
 def resolve(kind: str, kernel: str = "") -> Callable[..., Any]:
@@ -35,11 +35,9 @@ def resolve(kind: str, kernel: str = "") -> Callable[..., Any]:
 
 
 def kernel_of(kind: str, name: str = "") -> Kernel | None:
-    """The kernel of that name, or the first one. None where the op may not run here."""
+    """The kernel of that name, or the first one. None where there is none, or the op may not run in a step."""
     entry = entry_of(kind)
-    if not entry.legal or (kind.partition(".")[0] not in OF_TORCH and found(kind) is None):
-        return None
-    return next((kernel for kernel in entry.kernels if name in ("", kernel.name)), None)
+    return next((kernel for kernel in entry.kernels if entry.legal and name in ("", kernel.name)), None)
 
 
 @functools.cache

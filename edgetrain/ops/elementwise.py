@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgetrain.graph.ir import Graph, Op
-from edgetrain.ops.c import CKernel, CSource, Scene, called, elementwise, function
+from edgetrain.ops.c import CKernel, CSource, Scene, called, elementwise_call, function
 from edgetrain.ops.entry import IN_PLACE, OUT, AlongBatch, Entry, Overwrite, of_torch, own
 from edgetrain.ops.work import each
 
@@ -52,7 +52,7 @@ def _count(s: Scene, op: Op) -> list[str]:
 
 _FIRMWARE = Entry(kernels=(), category="elementwise", raises="never")
 own(
-    replace(_FIRMWARE, overwrites=OUT, c=CKernel(CSource("add", (), ("numbers",)), elementwise)),
+    replace(_FIRMWARE, overwrites=OUT, c=CKernel(CSource("add", (), ("numbers",)), elementwise_call)),
     "add.forward",
 )
 own(replace(_FIRMWARE, c=CKernel(CSource("counter"), _count)), "counter.add")

@@ -6,7 +6,7 @@ Out: `entry_of(kind)`. Capture, verify, costs, planners, the executor, micro-bat
 
 An entry stands for a kind (`aten.div.Scalar_mode`), or for all overloads of a name (`aten.div`); in-place forms
 (`aten.div_`) share it. An op of PyTorch that has no entry of its own is taken to be anything: it may raise, overwrites
-nothing, computes one operation an element. An op of another library is an op of a step only where it has an entry.
+nothing, computes one operation an element; so is one of another library, which a graph file may not name at all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Category = Literal[
     "copy and layout", "update", "wait for storage", "other",
 ]  # fmt: skip
 ONE_EACH = each(1)
-OF_TORCH = ("aten", "prims")  # whose ops need no entry
-TRUSTED = (*OF_TORCH, "edgetrain")
+TRUSTED = ("aten", "prims", "edgetrain")  # whose ops a graph file may name, entry or not
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,10 @@ class State:
 
     def changes(self, args: tuple[Any, ...]) -> bool:
         return self.training is None or (len(args) > self.training and bool(args[self.training]))
+
+    def given(self, args: tuple[Any, ...]) -> list[Any]:
+        """What it changes, among these arguments of the op."""
+        return [args[place] for place in self.arguments if place < len(args) and args[place] is not None]
 
 
 @dataclass(frozen=True, slots=True)

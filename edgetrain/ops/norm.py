@@ -68,87 +68,36 @@ def statistics(
     """Mean and 1 / sqrt(biased variance + eps) of each channel. The running ones, both or neither, follow as those of
     torch.nn.BatchNorm2d do: the variance unbiased."""
     _check(x)
-    C = x.shape[1]
-    mean = torch.empty(C, dtype=torch.float32)
-    invstd = torch.empty(C, dtype=torch.float32)
-    _kernel("statistics")(
-        x.data_ptr(),
-        x.numel() // C,
-        C,
-        mean.data_ptr(),
-        invstd.data_ptr(),
-        _pointer(running_mean),
-        _pointer(running_var),
-        momentum,
-        eps,
-    )
+    mean, invstd = _of_channels(x), _of_channels(x)
+    changed = _pointers(mean, invstd, running_mean, running_var)
+    _kernel("statistics")(x.data_ptr(), *_rows(x), *changed, momentum, eps)
     return mean, invstd
 
 
 def apply(
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    low: float = -math.inf,
-    high: float = math.inf,
-    out: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, bias: Tensor | None,
+    low: float = -math.inf, high: float = math.inf, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`out` may be x."""
     y = _result(x, out)
-    C = x.shape[1]
-    run = partial(
-        _kernel("apply"),
-        x.data_ptr(),
-        y.data_ptr(),
-        x.numel() // C,
-        C,
-        mean.data_ptr(),
-        invstd.data_ptr(),
-        _pointer(weight),
-        _pointer(bias),
-        low,
-        high,
-    )
+    channels = _pointers(mean, invstd, weight, bias)
+    run = partial(_kernel("apply"), x.data_ptr(), y.data_ptr(), *_rows(x), *channels, low, high)
     at_once((run, *_noted(out)))
     return y
 
 
 def backward(
-    dy: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    low: float = -math.inf,
-    high: float = math.inf,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, bias: Tensor | None,
+    low: float = -math.inf, high: float = math.inf, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of x, weight and bias; nothing flows where y is at a bound, as in PyTorch. `out` is for that of x,
     and may be dy."""
     _check(dy)
     dx = _result(x, out)
-    C = x.shape[1]
-    dweight = None if weight is None else torch.empty(C, dtype=torch.float32)
-    dbias = None if bias is None else torch.empty(C, dtype=torch.float32)
-    run = partial(
-        _kernel("backward"),
-        dy.data_ptr(),
-        x.data_ptr(),
-        dx.data_ptr(),
-        x.numel() // C,
-        C,
-        mean.data_ptr(),
-        invstd.data_ptr(),
-        _pointer(weight),
-        _pointer(bias),
-        low,
-        high,
-        _pointer(dweight),
-        _pointer(dbias),
-    )
+    dweight, dbias = (None if t is None else _of_channels(x) for t in (weight, bias))
+    channels = _pointers(mean, invstd, weight, bias)
+    images = (dy.data_ptr(), x.data_ptr(), dx.data_ptr())
+    run = partial(_kernel("backward"), *images, *_rows(x), *channels, low, high, *_pointers(dweight, dbias))
     at_once((run, *_noted(out)))
     return dx, dweight, dbias
 
@@ -166,8 +115,17 @@ def _noted(out: Tensor | None) -> tuple[Callable[[], object], ...]:
     return () if out is None else (partial(torch._C._increment_version, (out,)),)
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _pointers(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    """How many places all images have together, and their channels."""
+    return x.numel() // x.shape[1], x.shape[1]
+
+
+def _of_channels(x: Tensor) -> Tensor:
+    return torch.empty(x.shape[1], dtype=torch.float32)
 
 
 def _check(x: Tensor) -> None:

@@ -45,7 +45,9 @@ _BATCH_NORM = replace(_NORM, state=_TRAINS, along=AlongBatch(normalises=True))
 _FORWARD, _BACKWARD = replace(_NORM, raises="never", work=each(8)), replace(_NORM, raises="never", work=each(14))
 of_torch(replace(_BATCH_NORM, raises="never", work=each(8), predicts=_statistics_of(slice(1, 5))), "native_batch_norm")
 of_torch(_BATCH_NORM, "cudnn_batch_norm miopen_batch_norm")
-of_torch(replace(_NORM, along=AlongBatch(normalises=True)), "batch_norm_with_update")
+of_torch(
+    replace(_NORM, along=AlongBatch(normalises=True)), "_batch_norm_with_update _batch_norm_with_update_functional"
+)
 of_torch(replace(_BACKWARD, work=each(12), predicts=_as_input), "native_batch_norm_backward")
 of_torch(replace(_FORWARD, predicts=_statistics_of(slice(2, 4))), "native_layer_norm")
 of_torch(_BACKWARD, "native_layer_norm_backward")

@@ -28,7 +28,7 @@ def replay(op: Op) -> Op | None:
     if not op.writes:
         return op
     state = entry.state
-    if state is None or not state.changes(op.args) or len(op.writes) != len(state.arguments):
+    if state is None or not state.changes(op.args) or len(op.writes) != len(state.given(op.args)):
         return None
     args = tuple(None if position in state.arguments else value for position, value in enumerate(op.args))
     return replace(op, args=args, writes=())

@@ -161,7 +161,8 @@ def _workspace(graph: Graph, number: int, of: Work) -> int:
     if op.view or of.kind == "nothing":
         return 0
     touched = sum(graph.storages[s].n_bytes for s in {graph.tensors[t].storage for t in (*op.reads, *op.creates)})
-    if entry_of(op.kind).frugal or overwrites(graph, number):
+    entry = entry_of(op.kind)
+    if len(entry.kernels) < 2 and (entry.frugal or overwrites(graph, number)):
         return touched // 4 + _SMALL_BYTES
     if of.kind not in ("conv", "depthwise"):
         return touched + _SMALL_BYTES
@@ -254,7 +255,7 @@ class _Workspaces:
         """What may not be run, because of the time or because it cannot be, takes what it may ask for."""
         with contextlib.suppress(UserError):
             if may_run:
-                return measure_events(self._graph, number, ("first", "over"))
+                return measure_events(self._graph, number, ("first", "over"), self._plan.kernels)
         columns_bytes = work(self._graph, self._graph.ops[number]).columns_bytes
         return self._guessed(number, columns_bytes if number in self.laid_out else self.most.get(number, 0))
 

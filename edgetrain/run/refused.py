@@ -14,7 +14,6 @@ from types import TracebackType
 
 import torch
 
-from edgetrain import ops
 from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph, Op
 from edgetrain.native.surely import surely
@@ -24,7 +23,7 @@ from edgetrain.ops.entry import Limits, entry_of
 # What kernels raise.
 OF_KERNELS = (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 _NO_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "out of memory")
-_FOLDERS = (str(Path(torch.__file__).parent), str(Path(ops.__file__).parent))
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(call.__file__).parent))
 
 
 class Refused(UserError):
