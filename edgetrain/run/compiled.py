@@ -24,7 +24,7 @@ from edgetrain.costs.kernels import running
 from edgetrain.costs.table import Costs
 from edgetrain.dtypes import dtype_name
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.capture import foretold, optimizers
+from edgetrain.graph.capture import optimizers, predicted_layouts
 from edgetrain.graph.capture.batches import other_type, place_of
 from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
 from edgetrain.graph.rewrite.accumulate import accumulates_only
@@ -267,7 +267,7 @@ class CompiledStep:
     def _first(self, batch: tuple[Any, ...]) -> None:
         """The first time the step is rehearsed: all of it but the updates, taken back.
 
-        Every tensor that a kernel makes is held against the graph, so that a layout that capture foretold wrongly is
+        Every tensor that a kernel makes is held against the graph, so that a layout that capture predicted wrongly is
         found before anything is updated by it; and every kernel has then run once with the memory that it needs.
         """
         if all(storage.device == "cpu" for storage in self.graph.storages):
@@ -374,8 +374,8 @@ class CompiledStep:
             return False
         positions = [position for position, t in enumerate(op.outputs) if t is not None]
         args, kwargs = (_with_tensors(self.graph, value) for value in (op.args, tuple(op.kwargs)))
-        measured = {position: foretold.layout_of(real) for position, real in zip(positions, made, strict=True)}
-        return foretold.learn(foretold.key_of(op.kind, args, dict(kwargs)), measured)
+        measured = {position: predicted_layouts.layout_of(real) for position, real in zip(positions, made, strict=True)}
+        return predicted_layouts.learn(predicted_layouts.key_of(op.kind, args, dict(kwargs)), measured)
 
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""

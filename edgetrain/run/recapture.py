@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from edgetrain.errors import UserError
-from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture import predicted_layouts
 from edgetrain.graph.capture.training import Captured
 
 FREE_S = 0.5
@@ -36,7 +36,7 @@ class Recapture:
         if self.spent_s + SLOWER * slowest_s > max(FREE_S, MAX_SHARE * (begin_s - self._begin_s)):
             return
         # What was learnt from kernels meanwhile makes another graph of the same step.
-        difference = captured.difference() if captured.layouts == foretold.learnt() else None
+        difference = captured.difference() if captured.layouts == predicted_layouts.learned() else None
         if difference is not None:
             raise UserError(
                 f"the model or the loss has changed in a way that no look at its objects shows, within {steps} steps",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import edgetrain as et
 from edgetrain import zoo
-from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture import predicted_layouts
 from edgetrain.graph.capture.training import capture_with_externals
 from edgetrain.ops import norm
 from edgetrain.ops.entry import Entry, entry_of_function
@@ -387,7 +387,7 @@ def test_channels_last_draws_the_same_random_numbers() -> None:
 @pytest.mark.parametrize(
     "rest", [[nn.Hardtanh], [nn.GLU], [nn.LogSigmoid, nn.MaxPool2d]], ids=lambda rest: str(rest[0])
 )
-def test_layouts_foretold_wrongly_are_learnt(
+def test_layouts_predicted_wrongly_are_learned(
     rest: Sequence[Callable[..., nn.Module]], memory_format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backward of a group norm gives wrong numbers for a gradient in a layout that autograd did not see coming."""
@@ -396,8 +396,8 @@ def test_layouts_foretold_wrongly_are_learnt(
         entry = entry_of_function(function)
         return replace(entry, predicts=None) if entry.category == "activation" else entry
 
-    monkeypatch.setattr(foretold, "entry_of_function", knows_no_activation)
-    monkeypatch.setattr(foretold, "_learnt", {})
+    monkeypatch.setattr(predicted_layouts, "entry_of_function", knows_no_activation)
+    monkeypatch.setattr(predicted_layouts, "_learned", {})
     torch.manual_seed(0)
     activation, *pool = rest
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), activation(), *(p(2) for p in pool), nn.Flatten())
@@ -407,7 +407,7 @@ def test_layouts_foretold_wrongly_are_learnt(
     step = et.prepare(work.model, work.loss, work.optimizer, batches[0], memory_format=memory_format)
     run(step, batches)
     run(plain.plain_step, batches)
-    assert foretold._learnt, "nothing was foretold wrongly"
+    assert predicted_layouts._learned, "nothing was predicted wrongly"
     assert differing(work.snapshot(), plain.snapshot()) == []
 
 

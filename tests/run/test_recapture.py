@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import edgetrain as et
-from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture import predicted_layouts
 from edgetrain.run import recapture
 from edgetrain.run.recapture import Recapture
 
@@ -24,7 +24,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *, step_s: float, capture_s: float, s
         now_s += capture_s
         after.append(step)
 
-    captured: Any = SimpleNamespace(layouts=foretold.learnt(), difference=difference, took_s=2 * capture_s)
+    captured: Any = SimpleNamespace(layouts=predicted_layouts.learned(), difference=difference, took_s=2 * capture_s)
     net = Recapture()
     for step in range(steps):
         net.require_same(captured, step)
@@ -51,7 +51,7 @@ def test_a_capture_that_takes_longer_than_those_before_is_within_it_too(monkeypa
         nonlocal now_s
         now_s += next(took_s, 0.8)
 
-    captured: Any = SimpleNamespace(layouts=foretold.learnt(), difference=difference, took_s=0.6)
+    captured: Any = SimpleNamespace(layouts=predicted_layouts.learned(), difference=difference, took_s=0.6)
     net = Recapture()
     for step in range(2000):
         net.require_same(captured, step)

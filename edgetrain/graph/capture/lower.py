@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from edgetrain.dtypes import dtype_name
-from edgetrain.graph.capture import foretold, kinds
+from edgetrain.graph.capture import kinds, predicted_layouts
 from edgetrain.graph.capture.record import Recorder
 from edgetrain.graph.capture.recording import RawCall, RawRef, Recording, is_random, out_of_place, plain, refs_in
 from edgetrain.graph.capture.value_checks import is_check, refuses_values
@@ -136,7 +136,9 @@ def _new_instead(recorder: Recorder, call: RawCall) -> Any | None:
     if kernel is None:
         return None
     with recorder.fake_mode, suppress(Exception):  # a kernel that refuses these arguments is none
-        result = foretold.result_of(kernel, _fakes(recorder, with_defaults(call)), _fakes(recorder, call.kwargs))
+        result = predicted_layouts.result_of(
+            kernel, _fakes(recorder, with_defaults(call)), _fakes(recorder, call.kwargs)
+        )
         same = (result.dtype, result.shape, result.stride()) == (target.dtype, target.shape, target.stride())
         return kernel if same else None
     return None

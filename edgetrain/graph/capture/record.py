@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.capture import batches, foretold, kinds
+from edgetrain.graph.capture import batches, kinds, predicted_layouts
 from edgetrain.graph.capture.fake_tensors import ValuesRefused, without_their_cache, without_their_log
 from edgetrain.graph.capture.observe import paused
 from edgetrain.graph.capture.recording import (
@@ -260,13 +260,18 @@ class Recorder(TorchDispatchMode):
         args, kwargs = self._swap(args), self._swap(kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._turn_in_place(func, args, kwargs)
-        if self._relaid and func in kinds.LIKE and "memory_format" not in kwargs and foretold.is_channels_last(args[0]):
+        if (
+            self._relaid
+            and func in kinds.LIKE
+            and "memory_format" not in kwargs
+            and predicted_layouts.is_channels_last(args[0])
+        ):
             # Random numbers fill memory in its order. Drawn for an activation that is channels-last by our choice they
             # would not be those that plain training draws, so what random kernels fill is contiguous.
             kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         asked = self._refs(args), self._refs(kwargs)
         if func in kinds.SAME:
-            result = foretold.result_of(func, args, kwargs)
+            result = predicted_layouts.result_of(func, args, kwargs)
             self._number_of[id(result)] = self._number(args[0])
             self.recording.fakes.append(result)  # kept for its identity only; nothing refers to this entry
             return result
@@ -275,7 +280,7 @@ class Recorder(TorchDispatchMode):
             return None
         result = self._expected(func, *asked)
         if result is None:
-            result = foretold.result_of(func, args, kwargs)
+            result = predicted_layouts.result_of(func, args, kwargs)
         self._note(func, args, kwargs, asked, result)
         return result
 

@@ -155,4 +155,4 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iter
             yield from (v for v in (value if isinstance(value, list | tuple) else (value,)) if v is not None)
     state = entry_of_function(func).state
     if state is not None and state.changes(args):  # which its schema may not say
-        yield from (args[i] for i in state.arguments if i < len(args) and args[i] is not None)
+        yield from state.given(args)

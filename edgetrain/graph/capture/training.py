@@ -24,7 +24,7 @@ from torch import nn
 from edgetrain import child, ranges
 from edgetrain.arguments import checked
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.capture import batches, foretold, optimizers
+from edgetrain.graph.capture import batches, optimizers, predicted_layouts
 from edgetrain.graph.capture.computed import Computed, reach_with_computed
 from edgetrain.graph.capture.counters import unwatch_values
 from edgetrain.graph.capture.fake_tensors import without_their_cache
@@ -171,7 +171,14 @@ def capture_with_externals(
     watch = Watch(task.roots, result.seen, optimizer, ignored=frozenset(left))
     look = difference_apart if apart else difference
     return Captured(
-        result.graph, result.externals, watch, result.signature, look, foretold.learnt(), took_s, tuple(left.values())
+        result.graph,
+        result.externals,
+        watch,
+        result.signature,
+        look,
+        predicted_layouts.learned(),
+        took_s,
+        tuple(left.values()),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture import predicted_layouts
 from edgetrain.graph.capture.training import capture_with_externals
 
 Net = tuple[Callable[[], nn.Module], tuple[int, ...]]
@@ -41,7 +41,7 @@ def test_capturing_again_computes_nothing(name: str, monkeypatch: pytest.MonkeyP
         computed.append(str(func))
         return original(func, args, kwargs)
 
-    original = foretold.result_of
-    monkeypatch.setattr(foretold, "result_of", counted)
+    original = predicted_layouts.result_of
+    monkeypatch.setattr(predicted_layouts, "result_of", counted)
     assert captured.difference() is None
     assert set(computed) <= {"aten.detach.default", "aten.alias.default"}

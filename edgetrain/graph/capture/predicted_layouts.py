@@ -1,12 +1,12 @@
-"""What a kernel would give, told without running it: torch's fake kernels, put right where the real ones differ.
+"""What a kernel would give, predicted without running it: torch's fake kernels, corrected where the real ones differ.
 
 In:  a kernel and its arguments as fake tensors.
 Out: fake results of the shape, type and strides that the CPU's kernel gives.
 
-A layout that is foretold wrongly makes a wrong graph: the calls that follow depend on it. A `contiguous` is left out
-because there seems to be nothing to do, and a kernel that counts on it (the backward of a group norm) gives wrong
-numbers without a word. So each difference known stands in the entry of its op (`Entry.predicts`); a compiled step
-checks every result the first time that it runs; and what it finds is learnt, so that the next capture is right.
+A wrong prediction makes a wrong graph, because the calls that follow depend on it. A `contiguous` is left out where
+there seems to be nothing to do, and a kernel that relies on it (the backward of a group norm) silently gives wrong
+numbers. So the entry of an op states each known difference (`Entry.predicts`), a compiled step checks every result the
+first time that it runs, and the layouts that it observes are learned: the next capture is right.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edgetrain.graph import ir
 from edgetrain.ops.entry import entry_of_function
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]  # shape, strides, type, bytes of the storage
-# A call (`key_of`) → output → what the kernel was seen to give there.
-_learnt: dict[str, dict[int, Layout]] = {}
-MAX_LEARNT = 4096  # calls; the oldest is dropped, and learnt again where it comes again
+# Call (`key_of`) → output → the layout that its kernel was observed to give.
+_learned: dict[str, dict[int, Layout]] = {}
+MAX_LEARNED = 4096  # calls; the oldest is dropped first
 
 
 class MixedTypes(RuntimeError):
@@ -37,7 +37,7 @@ class MixedTypes(RuntimeError):
 
 def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _known(func, args, kwargs)
-    if _learnt and (seen := _learnt.get(key_of(str(func), args, kwargs))):
+    if _learned and (seen := _learned.get(key_of(str(func), args, kwargs))):
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         for position, layout in seen.items():
             results[position] = _laid_out(results[position], layout)
@@ -46,8 +46,8 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def key_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The same for calls that a kernel answers with the same layouts: shapes, strides and types of the tensors, and all
-    other arguments. They are those of a recording or, with `Tensor` in the place of `Ref`, those of a graph."""
+    """The same for calls to which a kernel gives the same layouts: shapes, strides and types of the tensors, and all
+    other arguments. The arguments are those of a recording or, with `Tensor` in place of `Ref`, those of a graph."""
     return repr((kind, _text(args), sorted((name, _text(value)) for name, value in kwargs.items())))
 
 
@@ -58,18 +58,18 @@ def layout_of(real: torch.Tensor) -> Layout:
 
 
 def learn(key: str, outputs: Mapping[int, Layout]) -> bool:
-    """Note what a kernel gave. False if that is no help: it was known, or the same call gave something else before."""
-    known = _learnt.setdefault(key, {})
+    """Note what a kernel gave. False if that does not help: it was known, or an equal call gave something else."""
+    known = _learned.setdefault(key, {})
     new = {position: layout for position, layout in outputs.items() if position not in known}
     known.update(new)
-    while len(_learnt) > MAX_LEARNT:
-        _learnt.pop(next(iter(_learnt)))
+    while len(_learned) > MAX_LEARNED:
+        _learned.pop(next(iter(_learned)))
     return bool(new) and all(known[position] == layout for position, layout in outputs.items())
 
 
-def learnt() -> str:
-    """All that was learnt, as one text: a graph depends on it."""
-    return repr(sorted((key, sorted(layouts.items())) for key, layouts in _learnt.items()))
+def learned() -> str:
+    """All layouts that were learned, as one text: a graph depends on them."""
+    return repr(sorted((key, sorted(layouts.items())) for key, layouts in _learned.items()))
 
 
 def _text(value: Any) -> Any:
@@ -80,7 +80,7 @@ def _text(value: Any) -> Any:
     if isinstance(value, ir.Atom):
         return value.name
     if isinstance(value, list | tuple):
-        # Truth values alone say which results are asked for; each of them is laid out alike whatever the others are.
+        # A list of truth values says which results are requested; the layout of each is independent of the others.
         return () if value and all(isinstance(item, bool) for item in value) else tuple(_text(item) for item in value)
     return value if isinstance(value, bool | int | str | None) else str(value).removeprefix("torch.")
 

@@ -1,4 +1,4 @@
-"""Layouts told without running a kernel are those that the kernel gives."""
+"""Layouts predicted without running a kernel are those that the kernel gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgetrain.graph import ir
-from edgetrain.graph.capture import foretold
+from edgetrain.graph.capture import predicted_layouts
 
 aten = torch.ops.aten
 
@@ -63,11 +63,11 @@ def layouts(result: Any) -> list[tuple[Any, ...]]:
     return [(tuple(t.shape), t.stride(), t.dtype) for t in results]
 
 
-def told(kernel: Any, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def predicted(kernel: Any, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     mode = FakeTensorMode()
     fakes = tuple(mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args)
     with mode:
-        return layouts(foretold.result_of(kernel, fakes, {}))
+        return layouts(predicted_layouts.result_of(kernel, fakes, {}))
 
 
 @pytest.mark.parametrize("second", LAYOUTS, ids=lambda layout: layout.__name__)
@@ -79,7 +79,7 @@ def test_layouts_are_those_of_the_kernel(
     if kernel is aten.native_group_norm_backward.default and (second is not first or first is turned):
         return  # autograd never calls it so, and the kernel counts on that
     args = POINTWISE[kernel](first(), second())
-    assert told(kernel, args) == layouts(kernel(*args))
+    assert predicted(kernel, args) == layouts(kernel(*args))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -93,7 +93,7 @@ def test_norms_keep_statistics_in_the_type_of_their_parameters(dtype: torch.dtyp
         (aten.native_group_norm.default, (x, w, w, 4, 6, 15, 2, 1e-5)),
     ]
     for kernel, args in calls:
-        assert told(kernel, args) == layouts(kernel(*args)), kernel
+        assert predicted(kernel, args) == layouts(kernel(*args)), kernel
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -115,37 +115,41 @@ def test_what_a_bag_keeps_for_its_backward(
     real = func(*args)
     with FakeTensorMode() as fakes_of:
         fakes = tuple(fakes_of.from_tensor(a) if isinstance(a, Tensor) else a for a in args)
-        predicted = foretold.result_of(func, fakes, {})
-    assert [foretold.layout_of(t) for t in predicted] == [foretold.layout_of(t) for t in real]
+        predicted = predicted_layouts.result_of(func, fakes, {})
+    assert [predicted_layouts.layout_of(t) for t in predicted] == [predicted_layouts.layout_of(t) for t in real]
 
 
-def test_what_was_learnt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foretold, "_learnt", {})
+def test_what_was_learned_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted_layouts, "_learned", {})
     args = (contiguous(), channels_last())
-    before, nothing = told(aten.add.Tensor, args), foretold.learnt()
-    key = foretold.key_of("aten.add.Tensor", args, {})
-    layout = foretold.layout_of(channels_last())
-    assert foretold.learn(key, {0: layout})
-    assert not foretold.learn(key, {0: layout}), "it was known"
-    assert not foretold.learn(key, {0: foretold.layout_of(turned())}), "the same call gave something else before"
-    assert told(aten.add.Tensor, args) == [((4, 6, 3, 5), channels_last().stride(), torch.float32)] != before
-    assert told(aten.mul.Tensor, args) == before
-    assert told(aten.add.Tensor, args[::-1]) != before
-    assert foretold.learnt() != nothing, "a graph depends on it, so the cache must"
+    before, nothing = predicted(aten.add.Tensor, args), predicted_layouts.learned()
+    key = predicted_layouts.key_of("aten.add.Tensor", args, {})
+    layout = predicted_layouts.layout_of(channels_last())
+    assert predicted_layouts.learn(key, {0: layout})
+    assert not predicted_layouts.learn(key, {0: layout}), "it was known"
+    assert not predicted_layouts.learn(key, {0: predicted_layouts.layout_of(turned())}), (
+        "the same call gave something else before"
+    )
+    assert predicted(aten.add.Tensor, args) == [((4, 6, 3, 5), channels_last().stride(), torch.float32)] != before
+    assert predicted(aten.mul.Tensor, args) == before
+    assert predicted(aten.add.Tensor, args[::-1]) != before
+    assert predicted_layouts.learned() != nothing, "a graph depends on it, so the cache must"
 
 
-def test_what_was_learnt_holds_for_the_same_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foretold, "_learnt", {})
+def test_what_was_learned_holds_for_the_same_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted_layouts, "_learned", {})
     x = contiguous()
-    before = told(aten.sum.dim_IntList, (x, [1]))
+    before = predicted(aten.sum.dim_IntList, (x, [1]))
     larger = (4, 3, 5), (15, 5, 1), "float32", 1000
-    assert foretold.learn(foretold.key_of("aten.sum.dim_IntList", (x, [0]), {}), {0: larger})
-    assert told(aten.sum.dim_IntList, (x, [0])) == [((4, 3, 5), (15, 5, 1), torch.float32)]
-    assert told(aten.sum.dim_IntList, (x, [1])) == before
+    assert predicted_layouts.learn(predicted_layouts.key_of("aten.sum.dim_IntList", (x, [0]), {}), {0: larger})
+    assert predicted(aten.sum.dim_IntList, (x, [0])) == [((4, 3, 5), (15, 5, 1), torch.float32)]
+    assert predicted(aten.sum.dim_IntList, (x, [1])) == before
 
 
 def test_calls_of_a_graph_and_of_a_recording_have_the_same_key() -> None:
     tensor = ir.Tensor("x", 0, (4, 6, 3, 5), (90, 15, 5, 1), "float32")
     graph = ((tensor, (1, 2), 0.5, None, ir.Atom("dtype", "float64")), {"device": ir.Atom("device", "cpu")})
     recording = ((contiguous(), [1, 2], 0.5, None, torch.float64), {"device": torch.device("cpu")})
-    assert foretold.key_of("aten.any.default", *graph) == foretold.key_of("aten.any.default", *recording)
+    assert predicted_layouts.key_of("aten.any.default", *graph) == predicted_layouts.key_of(
+        "aten.any.default", *recording
+    )
