@@ -9,9 +9,9 @@ The step is captured as `et.prepare` captures it, so a plan holds for the step t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -24,11 +24,11 @@ from torch import nn
 from edgetrain import ranges
 from edgetrain.cli.micro_batches import ALLOW_INEXACT, MICRO_BATCHES, number_of_micro_batches
 from edgetrain.cli.models_and_data import build_alone, choose, told_of_batch
-from edgetrain.cli.optimizers import make_optimizer, momentum_of
+from edgetrain.cli.optimizers import MOMENTUM, make_optimizer, momentum_of
 from edgetrain.cli.options import Batch, Classes, Optimizer, PlannerName, Side, Width, choice, numeric, written
 from edgetrain.cli.output import Json, notes, print_json, results, working
 from edgetrain.cli.plan_firmware import RUNTIMES, device_of, target_of
-from edgetrain.cli.plan_in_micro_batches import in_micro_batches
+from edgetrain.cli.plan_in_micro_batches import Micro, in_micro_batches
 from edgetrain.cli.plan_study import Study, costs_of
 from edgetrain.costs.table import Costs
 from edgetrain.devices.device import Device
@@ -123,92 +123,60 @@ def plan(
     momentum_of(optimizer, momentum)
     memory_bytes = _amount(memory, "--memory")
     process_bytes = _amount(process_memory, "--process-memory")
-    if target is not None and process_bytes is not None:
-        raise typer.BadParameter(
-            "what a process holds beside its tensors is known for this machine alone; give --memory with --device",
-            param_hint="--process-memory",
-        )
-    if target is not None and page_to is not None:
-        raise typer.BadParameter("a device has storage of its own; give --page", param_hint="--page-to")
-    if target is None and (page or runtime is not None):
-        words = "--page" if page else "--runtime"
-        raise typer.BadParameter("it is for a device; give --device", param_hint=words)
-    chosen_planner = named(planner)
-    pages = page or chosen_planner.wants_store
+    _check_device(target, process_bytes, page=page, page_to=page_to, runtime=runtime)
     limits = Budget(time_s=most_time, energy_j=most_energy, objective=objective)  # type: ignore[arg-type]
     parts = _parts(sweep)
-    both = (("--memory", memory), ("--process-memory", process_memory), ("--load", load), ("--save", save))
-    if parts and (other := next((option for option, value in both if value is not None), None)):
-        raise typer.BadParameter(f"a sweep is of many plans, {other} of one: give one of the two", param_hint="--sweep")
-    one = memory is not None or process_memory is not None or load is not None
-    one = one or ((planner == KEEP_ALL.name or target is not None) and not parts)
-    if not one and not parts:
-        raise _NoBudget("a budget is missing: give --memory, --process-memory or --sweep, or a plan with --load")
-    if load is not None and planner != "auto":
-        raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
+    given = {"--memory": memory, "--process-memory": process_memory, "--load": load, "--save": save}
+    _check_sweep({option for option, value in given.items() if value is not None}, parts, planner, target)
     asked = number_of_micro_batches(micro_batches, batch)
     if micro_batches not in (None, "1") and (parts or load is not None):
         raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
-    count = 1 if parts else chosen_planner.number_of(asked)
+    planning = named(planner)
+    pages, count = page or planning.wants_store, 1 if parts else planning.number_of(asked)
     firm = None if target is None else target_of(target, runtime, pages=pages, micro_batches=count != 1)
     loaded = Plan.load(load) if load is not None else None
     with removed_if_interrupted(out) if out is not None else nullcontext(), working("capturing the step"):
         folder = RunFolder.create(out) if out is not None else None
         net, task, example = build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
         net.train()
-        firmware = None
-        if firm is not None:
-            updates = make_optimizer(
-                optimizer, net, model, momentum=momentum_of(optimizer, momentum, FIRMWARE_MOMENTUM)
-            )
-            with told_of_batch(model, "a random batch", example):
-                firmware = _firmware(firm, net, task.loss, updates, example, required=runtime == "firmware")
-        if firmware is None:
-            updates = make_optimizer(optimizer, net, model, momentum=momentum_of(optimizer, momentum))
-            with told_of_batch(model, "a random batch", example):
-                step = Step(StepMaker(net, task.loss, updates, Options(apart=process_bytes is not None, runs=False)))
-                step.of_shape(*example)
-        graph = step.graph if firmware is None else firmware.graph
+        training = _Training(model, net, task.loss, example, optimizer, momentum)
+        firmware = None if firm is None else _firmware(firm, training, required=runtime == "firmware")
+        step = _step(training, apart=process_bytes is not None) if firmware is None else None
+        source = step or firmware
+        assert source is not None
+        graph = source.graph
         if loaded is not None:
             _refuse_other(graph, loaded, load)
         left = None if process_bytes is None else left_for_tensors(graph, process_bytes)
         # Firmware knows what its target has, region by region; any other plan fits into the RAM of its device.
         there = None if target is None or firmware is not None else target.memory.ram_bytes
         budget = min((n for n in (left, memory_bytes, there) if n is not None), default=None)
-        if target is None and budget is not None and loaded is None and count == 1 and not parts:
-            _refuse_impossible(step, budget, chosen_planner, page_to, left, process_bytes)
-        if firmware is not None:
-            plain = keep_all(graph, updates="final", exact="rounding")
-            study = Study(graph, firmware.costs, plain, chosen_planner, time_limit, target, limits, firmware)
-        else:
-            costs = costs_of(graph, target, page_to, pages)
-            study = Study(graph, costs, step.plan, chosen_planner, time_limit, target, limits)
-        made, micro = None, None
-        if count != 1:
-            try:
-                study, made, micro = in_micro_batches(study, step, example, budget, count, allow_inexact=allow_inexact)
-            except Infeasible as answer:
-                if process_bytes is None or left is None or budget != left:
-                    raise
-                raise in_process(answer, left, process_bytes) from None
-        elif loaded is not None:
-            made = study.judged(loaded, budget)
-        elif process_bytes is not None and left is not None and budget == left:
-            made = study.plan_for_process(left, process_bytes)
-        elif one:
-            made = study.plan(budget)
+        bound = process_bytes if left is not None and budget == left else None  # on the process, where it decides
+        with _of_process(bound, left):
+            if step is not None and target is None and budget is not None and not (loaded or parts) and count == 1:
+                _refuse_impossible(step, budget, planning, page=page_to is not None)
+            if firmware is not None:
+                plain = keep_all(graph, updates="final", exact="rounding")
+                study = Study(graph, firmware.costs, plain, planning, time_limit, target, limits, firmware)
+            else:
+                assert step is not None
+                costs = costs_of(graph, target, page_to, pages)
+                study = Study(graph, costs, step.plan, planning, time_limit, target, limits)
+            selected, micro = None, None
+            if count != 1:
+                assert step is not None  # firmware takes no micro-batches
+                study, selected, micro = in_micro_batches(
+                    study, step, example, budget, count, allow_inexact=allow_inexact
+                )
+            elif loaded is not None:
+                selected = study.judged(loaded, budget)
+            elif not parts:
+                selected = study.plan(budget if bound is None or budget is None else max(1, budget))
         frontier = study.frontier(parts) if parts else None
-        title = f"{model}, batch {batch}, {optimizer}"
-        shown = study.picture(title, made, budget, frontier)
-        told = {"model": model, "batch": batch, "optimizer": optimizer, **study.told(made, budget, frontier)}
-        if micro is not None:
-            shown = replace(
-                shown, title=f"{title}: the last of {len(micro.plan.sizes)} micro-batches",
-                tables=(micro.table(study), *shown.tables),
-            )  # fmt: skip
-            told["micro_batches"] = micro.told()
+        shown, told = _told(study, f"{model}, batch {batch}, {optimizer}", selected, budget, frontier, micro)
+        told = {"model": model, "batch": batch, "optimizer": optimizer, **told}
         folder = folder or RunFolder.create(default_path("plan"))
-        drawn = _keep(folder, study.costs, made, shown, told, save, whole=None if micro is None else micro.plan)
+        drawn = _keep(folder, study.costs, selected, shown, told, save, whole=None if micro is None else micro.plan)
     if json:
         print_json(told | {"run": str(folder.path), "page": str(drawn)})
     else:
@@ -218,27 +186,6 @@ def plan(
         room = "" if target is None else f" into the {show_bytes(target.memory.ram_bytes)} of {target.name}"
         notes.print(f"error: no plan of this sweep fits{room or ' its budget'}", soft_wrap=True, markup=False)
         raise typer.Exit(1)
-
-
-def _firmware(
-    target: Target,
-    net: nn.Module,
-    loss: Callable[..., torch.Tensor],
-    updates: torch.optim.Optimizer,
-    example: tuple[Any, ...],
-    *,
-    required: bool,
-) -> FirmwareStep | None:
-    """The step as firmware runs it. None where firmware has no kernels for it and the board has another library."""
-    try:
-        return firmware_step(net, loss, updates, example, target)
-    except ExampleRefused:
-        raise
-    except UserError as error:
-        if target.is_board or required:
-            raise
-        notes.print(f"planned for {target.device.library.name}, since firmware cannot train it: {error.what}")
-        return None
 
 
 def _any_fits(frontier: Frontier, asked: Sequence[float], device: Device | None) -> bool:
@@ -251,6 +198,49 @@ def _any_fits(frontier: Frontier, asked: Sequence[float], device: Device | None)
     )
 
 
+# ---- the step that is planned
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What is trained: a model by this name, on batches like the example."""
+
+    name: str
+    net: nn.Module
+    loss: Callable[..., torch.Tensor]
+    example: tuple[Any, ...]
+    optimizer: str
+    momentum: float | None
+
+    def updates(self, default_momentum: float = MOMENTUM) -> torch.optim.Optimizer:
+        momentum = momentum_of(self.optimizer, self.momentum, default_momentum)
+        return make_optimizer(self.optimizer, self.net, self.name, momentum=momentum)
+
+
+def _step(training: _Training, *, apart: bool) -> Step:
+    """The step as `et.prepare` captures it."""
+    updates = training.updates()
+    with told_of_batch(training.name, "a random batch", training.example):
+        step = Step(StepMaker(training.net, training.loss, updates, Options(apart=apart, runs=False)))
+        step.of_shape(*training.example)
+        return step
+
+
+def _firmware(target: Target, training: _Training, *, required: bool) -> FirmwareStep | None:
+    """The step as firmware runs it. None where firmware has no kernels for it and the board has another library."""
+    updates = training.updates(FIRMWARE_MOMENTUM)
+    with told_of_batch(training.name, "a random batch", training.example):
+        try:
+            return firmware_step(training.net, training.loss, updates, training.example, target)
+        except ExampleRefused:
+            raise
+        except UserError as error:
+            if target.is_board or required:
+                raise
+            notes.print(f"planned for {target.device.library.name}, since firmware cannot train it: {error.what}")
+            return None
+
+
 # ---- from words to numbers
 
 
@@ -259,6 +249,35 @@ class _NoBudget(typer.BadParameter):
 
     def format_message(self) -> str:
         return str(self.message)
+
+
+def _check_device(
+    target: Device | None, process_bytes: int | None, *, page: bool, page_to: Path | None, runtime: str | None
+) -> None:
+    """Options that are for a device alone, or for this machine alone."""
+    if target is not None and process_bytes is not None:
+        raise typer.BadParameter(
+            "what a process holds beside its tensors is known for this machine alone; give --memory with --device",
+            param_hint="--process-memory",
+        )
+    if target is not None and page_to is not None:
+        raise typer.BadParameter("a device has storage of its own; give --page", param_hint="--page-to")
+    if target is None and (page or runtime is not None):
+        words = "--page" if page else "--runtime"
+        raise typer.BadParameter("it is for a device; give --device", param_hint=words)
+
+
+def _check_sweep(given: set[str], parts: Sequence[float], planner: str, target: Device | None) -> None:
+    """given: options of a single plan that were given. A sweep is of many; without one there must be a budget."""
+    for option in ("--memory", "--process-memory", "--load", "--save"):
+        if parts and option in given:
+            words = f"a sweep is of many plans, {option} of one: give one of the two"
+            raise typer.BadParameter(words, param_hint="--sweep")
+    bounded = given & {"--memory", "--process-memory", "--load"} or planner == KEEP_ALL.name or target is not None
+    if not bounded and not parts:
+        raise _NoBudget("a budget is missing: give --memory, --process-memory or --sweep, or a plan with --load")
+    if "--load" in given and planner != "auto":
+        raise typer.BadParameter("a plan that is loaded needs no planner", param_hint="--planner")
 
 
 def _amount(words: str | None, option: str) -> int | None:
@@ -295,22 +314,39 @@ def _refuse_other(graph: Graph, loaded: Plan, file: Path | None) -> None:
         raise UserError(f"{file} holds no legal plan", received=str(error).splitlines()[0]) from error
 
 
-def _refuse_impossible(
-    step: Step, budget: int, planner: Planner, page_to: Path | None, left: int | None, process_bytes: int | None
-) -> None:
+def _refuse_impossible(step: Step, budget: int, planner: Planner, *, page: bool) -> None:
     """Before anything is measured."""
     doing(f"planning within {show_bytes(budget)}")
+    refuse_impossible(step.graph, budget, planner=planner, updates=step.plan.updates, page=page)
+
+
+@contextmanager
+def _of_process(process_bytes: int | None, left: int | None) -> Iterator[None]:
+    """An Infeasible speaks of the process where its bound is the budget."""
     try:
-        refuse_impossible(
-            step.graph, budget, planner=planner, updates=step.plan.updates, page=page_to is not None
-        )  # fmt: skip
+        yield
     except Infeasible as answer:
-        if left != budget or process_bytes is None:
+        if process_bytes is None or left is None:
             raise
         raise in_process(answer, left, process_bytes) from None
 
 
 # ---- what is kept and printed
+
+
+def _told(
+    study: Study, title: str, selected: Plan | None, budget: int | None, frontier: Frontier | None, micro: Micro | None
+) -> tuple[Picture, dict[str, Any]]:
+    """What is drawn, and the same as data."""
+    shown = study.picture(title, selected, budget, frontier)
+    told = study.told(selected, budget, frontier)
+    if micro is not None:
+        shown = replace(
+            shown, title=f"{title}: the last of {len(micro.plan.sizes)} micro-batches",
+            tables=(micro.table(study), *shown.tables),
+        )  # fmt: skip
+        told["micro_batches"] = micro.told()
+    return shown, told
 
 
 def _keep(

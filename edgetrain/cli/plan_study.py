@@ -30,7 +30,6 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planner import Planner
 from edgetrain.plan.planning import plan as make_plan
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.process import in_process
 from edgetrain.plan.refusal import tightest
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.timing import play
@@ -95,13 +94,6 @@ class Study:
         within = "" if memory_bytes is None else f" within {show_bytes(memory_bytes)}"
         doing(f"planning{within}, {self.time_limit_s:g} s of search at most")
         return self._plan(memory_bytes, left_s)
-
-    def plan_for_process(self, memory_bytes: int, process_bytes: int) -> Plan:
-        """As `plan`, where a bound on the process leaves this much; an Infeasible speaks of the process then."""
-        try:
-            return self.plan(max(1, memory_bytes))
-        except Infeasible as answer:
-            raise in_process(answer, memory_bytes, process_bytes) from None
 
     def _plan(self, memory_bytes: int | None, left_s: float | None = None) -> Plan:
         if self.firmware is not None:

@@ -36,131 +36,60 @@ from __future__ import annotations
 
 import functools
 import math
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType
 from typing import Any
 
 import torch
 
 from edgetrain.dtypes import dtype_of
-from edgetrain.errors import InternalError
 from edgetrain.graph.ir import Graph, Op, Ref, Value
 from edgetrain.native import arena
 from edgetrain.ops import call, update
 from edgetrain.ops.replay import generator, replay
-from edgetrain.pagefile import PageFault
 from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Action, Compute, Free, PageIn, PageOut, Plan
 from edgetrain.plan.unmeasured import beside_bytes
-from edgetrain.run.adaptive import BudgetFell
+from edgetrain.run.program import STEP_OF, VERSION, How, Line, Program, Stop, in_pieces, is_comment
 
 # What a timed program tells beside places in the schedule: it waits for storage s; the next micro-batch begins.
 WAITING = 1 << 40
 PART = 1 << 41
-VERSION = "version"  # the variable with the version of a tensor before an op that changes it
-_PIECE = "piece"
-_STEP_OF = "<step of "
-
-
-@dataclass(frozen=True)
-class Program:
-    """
-    held:    the persistent tensors that `run` takes in `held`, in order (parameters, buffers, externals, constants).
-    updates: the update ops of the graph, in the order of `states` and `fresh`; none where they are left out.
-    random:  the step draws random numbers.
-    allocates_late: an update needs memory of its own, so it could fail after another one was made.
-    taken_up: the variables that `run` takes from `rest`, where it goes on with a step that has begun.
-    looks, rehearses, watched, timed: how it was built.
-    stops: for each line of the program (of one that goes on with a step: for each piece) where the schedule goes on
-    after something interrupted that line.
-    """
-
-    run: Callable[..., Any]
-    source: str
-    held: tuple[int, ...]
-    updates: tuple[Op, ...]
-    random: bool
-    allocates_late: bool
-    taken_up: tuple[str, ...] = ()
-    looks: bool = False
-    rehearses: bool = False
-    watched: bool = False
-    timed: bool = False
-    stops: tuple[Stop, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stop:
-    """at: the place in the schedule that comes next. target: a tensor that the action there changes, where it can not
-    be run a second time; it has happened if the tensor has another version than the one in `VERSION`."""
-
-    at: int
-    target: int | None = None
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """Where a program stopped, and what its variables were."""
-
-    stop: Stop
-    variables: dict[str, Any]
-
-    @property
-    def happened(self) -> bool:
-        target = self.stop.target
-        return target is not None and self.variables[f"t{target}"]._version != self.variables.get(VERSION)
 
 
 def build(
     graph: Graph,
     plan: Plan,
+    how: How = How(),  # noqa: B008  # frozen
     *,
     check_finite: bool = False,
-    look: bool = False,
-    rehearse: bool = False,
     outputs: Sequence[int] | None = None,
     start: int = 0,
     resumable: bool = False,
-    watched: bool = False,
-    timed: bool = False,
     words: Words | None = None,
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
-    rehearse: leave the updates out; everything else happens as it will in the step.
-    look: call `look(op number)` before each op and `look(op number, all variables of the step, what it made)` after.
     outputs: what to return, where it is not the loss alone.
     start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
-    watched: call `watch(place in the schedule)` before each op.
-    timed: call `look(place)` before each op and `look(~place)` after it, and the same around each wait for the store;
-    views compute nothing and are left out.
     words: of this graph, where several programs are built; the same `check_finite` and `resumable` each time.
     """
     words = words or Words(graph, check_finite=check_finite, resumable=resumable)
-    writer = _Writer(words, plan, look=look, rehearse=rehearse, watched=watched, timed=timed)
+    writer = _Writer(words, plan, how)
     lines = list(writer.lines(outputs, start))
-    in_pieces = bool(start or look)
-    made = _in_pieces(words, lines, keep=not look) if in_pieces else _whole(words, lines)
-    pieces = [n for n, (_, line) in enumerate(lines) if not in_pieces or (n and not _is_comment(line))]
+    split = bool(start or how.look)
+    run = in_pieces(words.table, lines, str.strip if how.look else words.compiled) if split else _whole(words, lines)
+    pieces = [n for n, (_, line) in enumerate(lines) if not split or (n and not is_comment(line))]
     return Program(
-        run=made,
+        run=run,
         source="".join(f"{line}\n" for _, line in lines),
         held=words.held,
-        updates=() if rehearse else words.updates,
+        updates=() if how.rehearse else words.updates,
         random=words.random,
         allocates_late=writer.allocates_late,
         taken_up=writer.taken_up,
-        looks=look,
-        rehearses=rehearse,
-        watched=watched,
-        timed=timed,
+        how=how,
         stops=tuple(writer.stops[n] for n in pieces),
     )
-
-
-def _is_comment(line: str) -> bool:
-    return line.startswith("    #")
 
 
 def _whole(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
@@ -170,112 +99,9 @@ def _whole(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
     return made
 
 
-def _in_pieces(words: Words, lines: Sequence[Line], *, keep: bool) -> Callable[..., Any]:
-    """As the whole, without compiling what was compiled before. The first line is the head, the last the result.
-
-    keep: what is compiled. Otherwise each line is compiled when it runs and dropped: Python takes tens of kilobytes a
-    line to compile a whole step, hundreds of megabytes for a deep net.
-    """
-    head, *body, (_, result) = lines
-    names = head[1].partition("(")[2].rstrip("):").split(", ")
-    code: Callable[[str], str | CodeType] = words.compiled if keep else str.strip
-    lines = [(at, line) for at, line in body if not _is_comment(line)]
-    pieces = [(at, code(line) if at is None else None) for at, line in lines]
-    value = code(result.replace("return ", "result = "))
-
-    numbered, n_pieces, number = tuple(enumerate(pieces)), len(pieces), _PIECE
-    table, run, as_dict, pairs = words.table, exec, dict, zip
-
-    def step(*given: Any) -> Any:
-        variables = as_dict(pairs(names, given, strict=True))
-        watch, rest = variables["watch"], variables["rest"]
-        variables.update(rest)
-        rest.clear()
-        for variables[number], (at, piece) in numbered:
-            if piece is None:
-                watch(at)
-            else:
-                run(piece, table, variables)
-        variables[number] = n_pieces
-        run(value, table, variables)
-        return variables["result"]
-
-    # The kernels are its globals, as they are those of the whole; and its code is its own, so that its frame can be
-    # told from those of others.
-    return FunctionType(step.__code__.replace(), words.table, "step", None, step.__closure__)
-
-
-def taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
-    """The variables of the program that stopped with the error."""
-    found = _frame(error, program)
-    if found is None:
-        raise InternalError("a step stopped outside of its program")
-    there = _variables(found)
-    return {name: there[name] for name in names}
-
-
-def _frame(error: BaseException, program: Program) -> TracebackType | None:
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code is not program.run.__code__:
-        trace = trace.tb_next
-    return trace
-
-
-def failed(error: BaseException, program: Program) -> tuple[int, TracebackType] | None:
-    """Where in the schedule the error stopped the program, and its traceback from there on."""
-    trace = _frame(error, program)
-    return None if trace is None else (program.stops[_line(trace)].at, trace)
-
-
-def _line(trace: TracebackType) -> int:
-    """The line of a program that its frame was at, or the piece."""
-    in_pieces = trace.tb_frame.f_code.co_filename == __file__
-    line: int = _variables(trace).get(_PIECE, 0) if in_pieces else trace.tb_lineno - 1
-    return line
-
-
-def _variables(trace: TracebackType) -> dict[str, Any]:
-    there = trace.tb_frame.f_locals
-    found: dict[str, Any] = there.get("variables", {}) if trace.tb_frame.f_code.co_filename == __file__ else there
-    return found
-
-
-def stopped(error: BaseException | None, program: Program) -> Stopped | None:
-    """Where the program stopped, with this error or with one during which it was raised. None where it did not."""
-    while error is not None:
-        trace = _frame(error, program)
-        if trace is not None:
-            return Stopped(program.stops[_line(trace)], dict(_variables(trace)))
-        error = error.__context__
-    return None
-
-
-def let_go(error: BaseException) -> None:
-    """Of the activations that the frames of a step still hold, which the error has stopped; and those that something
-    else had stopped before, to go on."""
-    seen: BaseException | None = error
-    while seen is error or isinstance(seen, BudgetFell | PageFault):
-        trace = seen.__traceback__
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            # Of no other frame: to look at its variables keeps a copy of them there, which nothing clears.
-            if code.co_filename == __file__ and "variables" in code.co_varnames:
-                trace.tb_frame.f_locals.get("variables", {}).clear()
-            trace = trace.tb_next
-        traceback.clear_frames(seen.__traceback__)
-        for frame, _ in traceback.walk_tb(seen.__traceback__):
-            if frame.f_code.co_filename.startswith(_STEP_OF):
-                _ = frame.f_locals  # which drops what a look at them before has kept
-        seen = seen.__context__
-
-
 def slots(plan: Plan) -> dict[int, int]:
     """The storages that the plan pages, each with its place in the file."""
     return {s: slot for slot, s in enumerate(dict.fromkeys(plan.paged))}
-
-
-# A line of a program. With a number: the line asks the watch, and the number is the place in the schedule.
-Line = tuple[int | None, str]
 
 
 class Words:
@@ -284,7 +110,7 @@ class Words:
 
     def __init__(self, graph: Graph, *, check_finite: bool = False, resumable: bool = False) -> None:
         self.graph, self.check_finite, self.resumable = graph, check_finite, resumable
-        self.file = f"{_STEP_OF}{graph.about.get('model', 'a model')}>"
+        self.file = f"{STEP_OF}{graph.about.get('model', 'a model')}>"
         self.norm = Norm()
         self.table: dict[str, Any] = {"__builtins__": {}, "generator": generator, "locals": locals}
         self.table |= {"check": self.norm.check, "note_norm": self.norm.note}
@@ -436,9 +262,9 @@ def overwritten(graph: Graph, action: Compute) -> int:
 
 
 class _Writer:
-    def __init__(self, words: Words, plan: Plan, *, look: bool, rehearse: bool, watched: bool, timed: bool) -> None:
+    def __init__(self, words: Words, plan: Plan, how: How) -> None:
         self.words, self.graph, self.plan = words, words.graph, plan
-        self.look, self.rehearse, self.watched, self.timed = look, rehearse, watched, timed
+        self.how = how
         self.done: set[int] = set()
         again = words.replayable if words.resumable else set(plan.recomputed)
         self.drawn_again = {number for number in again if self.graph.ops[number].random}
@@ -509,13 +335,13 @@ class _Writer:
             yield from ((None, line) for line in self._free(action.storage))
         elif isinstance(action, Compute):
             op = self.graph.ops[action.op]
-            if op.phase == "update" and self.rehearse:
+            if op.phase == "update" and self.how.rehearse:
                 return
             changes = op.phase == "update" and op.kind != update.ACCUMULATE
             if changes and self.plan.updates != "guarded" and not self.held_back:
                 self.held_back = True
                 yield None, "    interrupt.hold()"
-            if self.watched and not op.view:
+            if self.how.watched and not op.view:
                 yield at, f"    watch({at})"
             yield from ((None, line) for line in self._run(action, op, at))
         else:
@@ -525,15 +351,15 @@ class _Writer:
         if self.coming or self.moving:
             read = {self.graph.tensors[t].storage for t in op.reads}
             yield from self._wait([s for s in read if s in self.coming or s == action.into], at)
-        timed = self.timed and not op.view
+        timed = self.how.timed and not op.view
         if timed:
             yield f"    look({at})"
-        if self.look:
+        if self.how.look:
             yield f"    look({action.op})"
         yield from self._compute(action, op, at)
         if timed:
             yield f"    look({~at})"
-        if self.look:
+        if self.how.look:
             made = "".join(f"t{t}, " for t in op.creates)
             yield f"    look({action.op}, locals(), ({made}))"  # it runs in pieces: the variables, and no copy of them
 
@@ -554,7 +380,7 @@ class _Writer:
                 self.moving.discard(s)
                 self.coming.discard(s)
                 wait, place = f"    pages.wait({self.slots[s]}, {at})", WAITING + s
-                yield from (f"    look({place})", wait, f"    look({~place})") if self.timed else (wait,)
+                yield from (f"    look({place})", wait, f"    look({~place})") if self.how.timed else (wait,)
 
     def _compute(self, action: Compute, op: Op, at: int) -> Iterator[str]:
         again = action.op in self.done

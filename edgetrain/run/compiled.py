@@ -8,10 +8,8 @@ Out: `CompiledStep`: call it with a batch of exactly the captured shapes. It cha
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,34 +20,35 @@ from torch import nn
 from edgetrain.arguments import checked
 from edgetrain.costs.kernels import running
 from edgetrain.costs.table import Costs
-from edgetrain.dtypes import dtype_name
 from edgetrain.errors import InternalError, UserError
-from edgetrain.graph.capture import optimizers, predicted_layouts
-from edgetrain.graph.capture.batches import other_type, place_of
-from edgetrain.graph.ir import PERSISTENT, Graph, Op, Ref, Tensor, Value
+from edgetrain.graph.capture import optimizers
+from edgetrain.graph.capture.batches import other_type
+from edgetrain.graph.ir import Graph, Op
 from edgetrain.graph.rewrite.accumulate import accumulates_only
 from edgetrain.measure.sensors.room import require_room
 from edgetrain.native import arena
 from edgetrain.native.surely import surely
-from edgetrain.ops import call, norm, update
-from edgetrain.pagefile import Calls, PageFault
+from edgetrain.ops import norm, update
+from edgetrain.pagefile import PageFault
 from edgetrain.plan.keep_all import plan_of
-from edgetrain.plan.plan import Compute, Plan, Updates
-from edgetrain.plan.problem import Problem, problem
+from edgetrain.plan.plan import Compute, Plan
 from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.plan.unmeasured import beside_bytes
-from edgetrain.plan.validate import Validator, validate
-from edgetrain.run.adaptive import BudgetFell, BudgetWatch, Fall
+from edgetrain.plan.validate import validate
+from edgetrain.run.adaptive import BudgetFell, Fall
 from edgetrain.run.arena import StepArena, foretell
-from edgetrain.run.binding import Before, Binding, laid_out, place_of_update, require_apart
-from edgetrain.run.compile import NotFinite, Program, Stopped, Words, build, failed, let_go, stopped, taken
+from edgetrain.run.attempt import Attempt, Now, Rest
+from edgetrain.run.binding import Binding, laid_out, place_of_update, require_apart
+from edgetrain.run.compile import NotFinite, build
+from edgetrain.run.conditions import Conditions, Known
 from edgetrain.run.habits import note_dropped
+from edgetrain.run.layouts import check_layouts
 from edgetrain.run.memory import MemoryTrace, trace
-from edgetrain.run.paging import Pages
+from edgetrain.run.paging import A_TRANSFER, Pages, not_back
+from edgetrain.run.program import How, Program, Stopped, failed, let_go, stopped, taken
 from edgetrain.run.refused import OF_KERNELS, by_kernel, refused
-from edgetrain.run.undo import StepSignals, Undo
+from edgetrain.run.undo import Undo
 
-A_TRANSFER = "a transfer failed"
 _ATTEMPT = 6  # where it is among what a program is given: there it is what holds signals back
 
 
@@ -74,120 +73,8 @@ def compile_step(
     page_to: a folder on the device's storage, for a plan that pages; it needs the costs too.
     """
     validate(graph, plan)
-    return CompiledStep(
-        graph, plan, model, optimizer, externals or {}, check_finite=check_finite, costs=costs, page_to=page_to
-    )
-
-
-class LayoutMismatch(UserError):
-    """A kernel gave a tensor of another layout than capture predicted. The step was taken back.
-
-    learnt: the next capture will be another; there is reason to try again.
-    """
-
-    def __init__(self, graph: Graph, op: Op, predicted: str, measured: str, *, learnt: bool) -> None:
-        where = place_of(op.module, str(graph.about.get("model", "the model")))
-        super().__init__(
-            f"{where} calls {op.kind} ({op.name}), and how its result lies in memory cannot be predicted",
-            expected=predicted,
-            received=measured,
-            next_step="capture the model again" if learnt else "write this part of the model with another op",
-        )
-        self.learnt = learnt
-
-
-class Known:
-    """What the steps of one graph share, whatever their plan: the lines of its programs, and what planning the rest of
-    a step needs."""
-
-    def __init__(
-        self, graph: Graph, costs: Costs | None, updates: Updates, *, check_finite: bool, resumable: bool
-    ) -> None:
-        self._graph, self.costs, self._updates = graph, costs, updates
-        self.words = Words(graph, check_finite=check_finite, resumable=resumable)
-
-    @cached_property
-    def validator(self) -> Validator:
-        return Validator(self._graph)
-
-    @cached_property
-    def task(self) -> Problem:
-        assert self.costs is not None
-        return problem(self._graph, self.costs, self._updates)
-
-
-@dataclass(frozen=True)
-class _Rest:
-    """How a step goes on after the budget fell. needs: what each of its actions and those after it need."""
-
-    plan: Plan
-    program: Program
-    needs: list[int]
-    budget_bytes: int
-    planning_s: float
-
-
-@dataclass(frozen=True)
-class _Now:
-    """What a step follows from here on. rest: the variables that its program takes up, until it has begun.
-    met: see `BudgetWatch.follow`."""
-
-    plan: Plan
-    program: Program
-    needs: list[int]
-    met: int | None = None
-    rest: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _Attempt:
-    """One run of a program, until all of it has happened or nothing.
-
-    noted: what the updates change is in `undo`. done: it has happened. torn: in part, by a fault of ours.
-    over: all is put back that does not belong to what has happened. refusing: the op whose kernel ended it.
-    """
-
-    program: Program
-    keep: bool
-    completed: int
-    now: _Now
-    undo: Undo
-    watch: arena.Watch | None
-    interrupt: StepSignals = field(default_factory=StepSignals)
-    before: Before = field(default_factory=list)
-    given: tuple[Any, ...] = ()
-    noted: bool = False
-    done: bool = False
-    torn: bool = False
-    over: bool = False
-    refusing: Op | None = None
-    around: BaseException | None = field(default_factory=sys.exception)  # what the caller is about to handle
-    grad: bool = field(default_factory=torch.is_grad_enabled)
-    autocast: list[str] = field(default_factory=call.autocast_devices)
-
-    def enter(self) -> None:
-        torch._C._set_grad_enabled(False)
-        call.set_autocast(self.autocast, False)
-        if self.watch is not None:
-            self.watch.begin()
-
-    def hold(self) -> None:
-        """From here on the step cannot be taken back: called by the program before the first update."""
-        self.interrupt.hold()
-
-    def leave(self) -> None:
-        if self.watch is not None:
-            self.watch.end()
-        torch._C._set_grad_enabled(self.grad)
-        call.set_autocast(self.autocast, True)
-        self.over = True
-        self.given = ()  # which has this attempt in it, and tensors of the step
-
-    @property
-    def error(self) -> BaseException | None:
-        """What ends it, where something does."""
-        error = sys.exception()
-        return None if error is self.around else error
+    conditions = Conditions(check_finite, page_to)
+    return CompiledStep(graph, plan, model, optimizer, externals or {}, costs=costs, conditions=conditions)
 
 
 class CompiledStep:
@@ -204,11 +91,8 @@ class CompiledStep:
         optimizer: torch.optim.Optimizer,
         externals: Mapping[str, torch.Tensor],
         *,
-        check_finite: bool = False,
         costs: Costs | None = None,
-        page_to: str | Path | None = None,
-        watch: BudgetWatch | None = None,
-        page_calls: Calls | None = None,
+        conditions: Conditions = Conditions(),  # noqa: B008  # frozen
         known: Known | None = None,
     ) -> None:
         if plan.updates == "final":
@@ -218,11 +102,11 @@ class CompiledStep:
             )
         self.graph, self.plan = graph, plan
         costs = None if costs is None else running(costs, plan.kernels)
-        self._watch = watch
+        self._watch = watch = conditions.watch
         self.falls: list[Fall] = []
         self.beside_bytes = 0
         self._optimizer = optimizer
-        self._check_finite, self.costs = check_finite, costs
+        self._check_finite, self.costs = conditions.check_finite, costs
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
         self.completed = 0  # how often the step was run to its end
         # Kernels take much memory from malloc, which had better not be kept: the arena's pages stay beside it.
@@ -232,10 +116,10 @@ class CompiledStep:
         written = {s for op in graph.ops for s in op.writes}
         self._written_inputs = [t for t in graph.inputs if graph.tensors[t].storage in written]
         self._binding = Binding(graph, optimizers.kind_of(optimizer), model, optimizer, externals)
-        self._pages = self._new_pages(page_to, page_calls)
+        self._pages = self._new_pages(conditions)
         resumable = self._pages is not None or watch is not None
-        self.known = known or Known(graph, costs, plan.updates, check_finite=check_finite, resumable=resumable)
-        self._program = self._build(plan, watched=watch is not None)
+        self.known = known or Known(graph, costs, plan.updates, check_finite=self._check_finite, resumable=resumable)
+        self._program = self._build(plan, How(watched=self._watch is not None))
         self._checked = False
         self.page_fault: str | None = None  # why the last transfer failed that did
         self._arenas = self._new_arenas(costs)
@@ -256,7 +140,7 @@ class CompiledStep:
 
     @cached_property
     def _timed_program(self) -> Program:
-        return self._build(self.plan, watched=self._watch is not None, timed=True)
+        return self._build(self.plan, How(watched=self._watch is not None, timed=True))
 
     def _step(self, program: Program, batch: tuple[Any, ...], look: Callable[..., None] | None = None) -> torch.Tensor:
         if not self._checked:
@@ -272,24 +156,12 @@ class CompiledStep:
         """
         if all(storage.device == "cpu" for storage in self.graph.storages):
             require_room("this step", self.plan.peak_bytes, next_step="give a smaller batch, or a budget of memory")
-        program = self._build(self.plan, look=True, rehearse=True)
-        self._execute(program, batch, keep=False, look=self._check)
+        program = self._build(self.plan, How(look=True, rehearse=True))
+        self._execute(program, batch, keep=False, look=partial(check_layouts, self.graph))
         self._checked = True
 
-    def _build(
-        self,
-        plan: Plan,
-        *,
-        look: bool = False,
-        rehearse: bool = False,
-        watched: bool = False,
-        timed: bool = False,
-        start: int = 0,
-    ) -> Program:
-        return build(
-            self.graph, plan, look=look, rehearse=rehearse, start=start, watched=watched, timed=timed,
-            words=self.known.words,
-        )  # fmt: skip
+    def _build(self, plan: Plan, how: How, *, start: int = 0) -> Program:
+        return build(self.graph, plan, how, start=start, words=self.known.words)
 
     def get_ready(self) -> None:
         """For a change in the middle of a step: what can be made ahead is made now."""
@@ -310,15 +182,16 @@ class CompiledStep:
         """Of the arena, as far as it is known before the first step."""
         return 0 if self._arenas is None else self._arenas[1].height_bytes
 
-    def _new_pages(self, folder: str | Path | None, calls: Calls | None) -> Pages | None:
+    def _new_pages(self, conditions: Conditions) -> Pages | None:
         if not self.plan.paged:
             return None
+        folder = conditions.page_to
         if folder is None or self.costs is None:
             raise UserError(
                 "this plan pages tensors to storage", expected="a folder to page to, and the costs of the graph",
                 next_step="give page_to and costs, or plan without a store",
             )  # fmt: skip
-        return Pages(self.graph, self.plan, folder, calls=calls)
+        return Pages(self.graph, self.plan, folder, calls=conditions.page_calls)
 
     def _new_arenas(self, costs: Costs | None) -> tuple[StepArena, StepArena] | None:
         """For the rehearsal and for the step itself; None where there is no arena."""
@@ -353,30 +226,6 @@ class CompiledStep:
     def _arena_of(self, program: Program) -> StepArena | None:
         return None if self._arenas is None else self._arenas[0 if not program.updates else 1]
 
-    def _check(self, op: int, live: object = None, made: Sequence[torch.Tensor] = ()) -> None:
-        for t, real in zip(self.graph.ops[op].creates, made, strict=False):
-            tensor = self.graph.tensors[t].carrier
-            n_bytes = self.graph.storages[tensor.storage].n_bytes
-            found = (tuple(real.shape), dtype_name(real.dtype), real.untyped_storage().nbytes())
-            if self.graph.storages[tensor.storage].role in PERSISTENT:
-                n_bytes = found[2]  # a view of something that may itself be a part of something larger
-            if found != (tensor.shape, tensor.dtype, n_bytes) or _steps(real) != _steps(tensor):
-                raise LayoutMismatch(
-                    self.graph,
-                    self.graph.ops[op],
-                    f"{tensor}, stride {tensor.stride}, {n_bytes} bytes",
-                    f"{found[1]}{list(found[0])}, stride {real.stride()}, {found[2]} bytes",
-                    learnt=self._learn(self.graph.ops[op], made),
-                )
-
-    def _learn(self, op: Op, made: Sequence[torch.Tensor]) -> bool:
-        if op.view or any(real.storage_offset() for real in made):
-            return False
-        positions = [position for position, t in enumerate(op.outputs) if t is not None]
-        args, kwargs = (_with_tensors(self.graph, value) for value in (op.args, tuple(op.kwargs)))
-        measured = {position: predicted_layouts.layout_of(real) for position, real in zip(positions, made, strict=True)}
-        return predicted_layouts.learn(predicted_layouts.key_of(op.kind, args, dict(kwargs)), measured)
-
     def gradients(self, *batch: Any) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter, by name. Nothing is changed, running statistics included."""
         names = [self.graph.tensors[p].name for p in self.graph.gradients]
@@ -385,7 +234,7 @@ class CompiledStep:
 
     def trace_memory(self, *batch: Any) -> MemoryTrace:
         """Run one step under observation and take it back: the bytes held at each op, and what is alive at the peak."""
-        program = self._build(self.plan, look=True)
+        program = self._build(self.plan, How(look=True))
         with trace(self.graph, self.plan) as watch:
             self._execute(program, batch, keep=False, look=watch.look)
         return watch.result()
@@ -409,8 +258,8 @@ class CompiledStep:
         bound = self.bound()
         given = [update.settings(self._binding.kind, g, n) for n, g in enumerate(self._optimizer.param_groups)]
         memory = self._arena_of(program)
-        attempt = _Attempt(
-            program, keep, self.completed, _Now(self.plan, program, [] if self._watch is None else self._needs),
+        attempt = Attempt(
+            program, keep, self.completed, Now(self.plan, program, [] if self._watch is None else self._needs),
             Undo(), None if memory is None else memory.watch(),
         )  # fmt: skip
         work = partial(self._attempted, attempt, inputs, [bound[t] for t in program.held], given, look)
@@ -435,7 +284,7 @@ class CompiledStep:
 
     def _attempted(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         inputs: list[torch.Tensor],
         held: list[torch.Tensor],
         given: list[update.Settings],
@@ -464,7 +313,7 @@ class CompiledStep:
         attempt.done = attempt.keep
         return result
 
-    def _ended(self, attempt: _Attempt) -> None:
+    def _ended(self, attempt: Attempt) -> None:
         """All of it has happened, or nothing. May be called again where something interrupted it."""
         attempt.interrupt.open = False
         if attempt.over:
@@ -491,7 +340,7 @@ class CompiledStep:
         attempt.leave()
         attempt.interrupt.release()
 
-    def _take_back(self, attempt: _Attempt, error: BaseException | None) -> None:
+    def _take_back(self, attempt: Attempt, error: BaseException | None) -> None:
         self._settle()
         if error is not None:
             attempt.refusing = attempt.refusing or self._refusing(attempt.now, error)
@@ -499,7 +348,7 @@ class CompiledStep:
         attempt.undo.take_back()
         self._binding.put_back_states(attempt.before)
 
-    def _refusing(self, now: _Now, error: BaseException) -> Op | None:
+    def _refusing(self, now: Now, error: BaseException) -> Op | None:
         """The op whose kernel raised the error for the values that it was given."""
         if not isinstance(error, OF_KERNELS):
             return None
@@ -510,7 +359,7 @@ class CompiledStep:
         op = self.graph.ops[action.op]
         return op if by_kernel(error, where[1], op) else None
 
-    def _go_through(self, attempt: _Attempt, error: BaseException) -> None:
+    def _go_through(self, attempt: Attempt, error: BaseException) -> None:
         """To the end of a step that was interrupted where it cannot be taken back any more: from the op at which it
         stopped."""
         where = stopped(error, attempt.now.program)
@@ -524,7 +373,7 @@ class CompiledStep:
             self._run(attempt.now.program, attempt.given)
         attempt.done = True
 
-    def _from_there(self, now: _Now, where: Stopped, error: BaseException) -> _Now:
+    def _from_there(self, now: Now, where: Stopped, error: BaseException) -> Now:
         lost = frozenset() if self._pages is None else self._pages.settle()
         variables, at = {**now.rest, **where.variables}, where.stop.at
         if where.happened:
@@ -535,10 +384,10 @@ class CompiledStep:
             at += 1
         plan = now.plan if not lost else self._rest(now.plan, at, now.plan.peak_bytes, lost)
         if plan is None:
-            raise _not_back(A_TRANSFER)
+            raise not_back(A_TRANSFER)
         program = self._go_on(plan, now.program, at)
         rest = {name: variables[name] for name in program.taken_up}
-        return _Now(plan, program, self._needs_of(plan) if now.needs else [], now.met, rest)
+        return Now(plan, program, self._needs_of(plan) if now.needs else [], now.met, rest)
 
     def bound(self) -> dict[int, torch.Tensor]:
         """The lasting tensors that the step reads, as they are now: parameters, buffers, externals, constants."""
@@ -551,10 +400,10 @@ class CompiledStep:
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:
         """Run the program, or as much of it as can be, and then another one for the rest."""
-        attempt: _Attempt = given[_ATTEMPT]
+        attempt: Attempt = given[_ATTEMPT]
         while True:
             now = attempt.now
-            if self._watch is not None and now.program.watched:
+            if self._watch is not None and now.program.how.watched:
                 self._watch.follow(now.needs, partial(self._with_less, now.plan, now.program), met=now.met)
             try:
                 attempt.interrupt.open = True
@@ -563,16 +412,16 @@ class CompiledStep:
                 attempt.now = self._without_store(now, fault)
                 self._give_back(attempt.program)
             except BudgetFell as fell:
-                rest: _Rest = fell.following
+                rest: Rest = fell.following
                 begin = time.perf_counter()
                 variables = taken(fell, now.program, rest.program.taken_up)
-                attempt.now = _Now(rest.plan, rest.program, rest.needs, rest.budget_bytes, variables)
+                attempt.now = Now(rest.plan, rest.program, rest.needs, rest.budget_bytes, variables)
                 self._note(rest, fell.at, begin)
             finally:
                 if self._watch is not None:
                     self._watch.done()
 
-    def _note(self, now: _Rest, at: int, begin: float) -> None:
+    def _note(self, now: Rest, at: int, begin: float) -> None:
         """Hand back what the rest does not need, and write down what the fall took."""
         middle = time.perf_counter()
         self._give_back(now.program)
@@ -587,7 +436,7 @@ class CompiledStep:
             memory.disturbed = True
             arena.release()
 
-    def _without_store(self, now: _Now, fault: PageFault) -> _Now:
+    def _without_store(self, now: Now, fault: PageFault) -> Now:
         """After a transfer failed: the plan without the store from there on, its program, and the tensors alive. A
         budget that fell in this step holds for it too, unless it needs more than that."""
         assert self._pages is not None
@@ -597,15 +446,15 @@ class CompiledStep:
         limit_bytes = now.plan.peak_bytes if now.met is None else now.met - self.beside_bytes
         plan = self._rest(now.plan, fault.at, limit_bytes, lost)
         if plan is None:
-            raise _not_back(fault.why)
+            raise not_back(fault.why)
         if plan.peak_bytes > now.plan.peak_bytes:
             more = plan.peak_bytes - now.plan.peak_bytes
             self.page_fault += f"; without the store the rest of the step takes {more} bytes more than planned"
         program, needs = self._go_on(plan, now.program, fault.at), self._needs_of(plan)
         over = now.met is not None and needs[fault.at] > now.met
-        return _Now(plan, program, needs, now.met if over else None, taken(fault, now.program, program.taken_up))
+        return Now(plan, program, needs, now.met if over else None, taken(fault, now.program, program.taken_up))
 
-    def _with_less(self, plan: Plan, program: Program, at: int, budget_bytes: int) -> _Rest | None:
+    def _with_less(self, plan: Plan, program: Program, at: int, budget_bytes: int) -> Rest | None:
         """When the budget has fallen: the plan that holds no more from there on, or as little more as was found; None
         where the step goes on as it is."""
         begin = time.perf_counter()
@@ -616,7 +465,7 @@ class CompiledStep:
             now = self._rest(plan, at, budget_bytes - self.beside_bytes, lost)
             if now is not None:
                 following, needs = self._go_on(now, program, at), self._needs_of(now)
-                return _Rest(now, following, needs, budget_bytes, time.perf_counter() - begin)
+                return Rest(now, following, needs, budget_bytes, time.perf_counter() - begin)
         except Exception as error:
             if lost:
                 raise
@@ -625,7 +474,7 @@ class CompiledStep:
             needs_bytes = self._needs_of(plan)[at]
             self.falls.append(Fall(budget_bytes, needs_bytes, time.perf_counter() - begin, failed=why))
             return None
-        raise _not_back(A_TRANSFER)
+        raise not_back(A_TRANSFER)
 
     def _rest(self, plan: Plan, at: int, limit_bytes: int, lost: frozenset[int]) -> Plan | None:
         """The rest of the step. Once a transfer has failed, without the store if that can be; what cannot be made again
@@ -640,9 +489,7 @@ class CompiledStep:
 
     def _go_on(self, plan: Plan, program: Program, at: int) -> Program:
         """The program for the rest of a plan, built as the one that stops there."""
-        return self._build(
-            plan, look=program.looks, rehearse=program.rehearses, watched=program.watched, timed=program.timed, start=at
-        )
+        return self._build(plan, program.how, start=at)
 
     def _needs_of(self, plan: Plan) -> list[int]:
         found = bytes_from(self.graph, plan)
@@ -651,26 +498,3 @@ class CompiledStep:
     @cached_property
     def _needs(self) -> list[int]:
         return self._needs_of(self.plan)
-
-
-def _not_back(why: str) -> UserError:
-    return UserError(
-        "a tensor did not come back from storage, and cannot be made again; the step was taken back and the model is "
-        "as it was before",
-        received=why, next_step="call the step again; if this comes again, page to another folder",
-    )  # fmt: skip
-
-
-def _with_tensors(graph: Graph, value: Value) -> Any:
-    """Arguments of an op with the tensors that they refer to."""
-    if isinstance(value, Ref):
-        return graph.tensors[value.tensor]
-    return tuple(_with_tensors(graph, item) for item in value) if isinstance(value, tuple) else value
-
-
-def _steps(tensor: torch.Tensor | Tensor) -> tuple[int, ...]:
-    """The strides that matter: one along a dimension of a single element is never taken, of no element none."""
-    if 0 in tensor.shape:
-        return ()
-    stride = tensor.stride if isinstance(tensor, Tensor) else tensor.stride()
-    return tuple(step for step, n in zip(stride, tensor.shape, strict=True) if n > 1)

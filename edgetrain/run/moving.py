@@ -22,7 +22,7 @@ from edgetrain.plan.unmeasured import here_bytes, refuse_too_large
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
 from edgetrain.run.capturing import Batch
-from edgetrain.run.compiled import Known
+from edgetrain.run.conditions import Known
 from edgetrain.run.graph_planner import GraphPlanner
 from edgetrain.run.micro_batches import Subject, kept_beside, subjects_of
 from edgetrain.run.pipeline import Pipeline, Variant

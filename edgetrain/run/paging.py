@@ -12,11 +12,14 @@ from pathlib import Path
 import torch
 
 from edgetrain.dtypes import dtype_of
+from edgetrain.errors import UserError
 from edgetrain.graph.ir import Graph
 from edgetrain.pagefile import Calls, Moved, PageFault, PageFile
 from edgetrain.plan.lifetimes import whole_tensors
 from edgetrain.plan.plan import Plan
 from edgetrain.run.compile import slots
+
+A_TRANSFER = "a transfer failed"
 
 
 class Pages:
@@ -62,3 +65,11 @@ class Pages:
     @property
     def moved(self) -> Moved:
         return self._file.moved
+
+
+def not_back(why: str) -> UserError:
+    return UserError(
+        "a tensor did not come back from storage, and cannot be made again; the step was taken back and the model is "
+        "as it was before",
+        received=why, next_step="call the step again; if this comes again, page to another folder",
+    )  # fmt: skip

@@ -22,7 +22,8 @@ from edgetrain.plan.micro_batches import kept_bytes
 from edgetrain.plan.plan import Plan
 from edgetrain.run.adaptive import BudgetWatch, Ladder
 from edgetrain.run.capturing import Batch, Capturing
-from edgetrain.run.compiled import CompiledStep, Known
+from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.conditions import Conditions, Known
 from edgetrain.run.graph_planner import GraphPlanner
 from edgetrain.run.micro_batches import LAST, Accumulators, MicroBatches, Subject
 from edgetrain.run.micro_step import MicroStep
@@ -105,8 +106,8 @@ class Pipeline:
     ) -> CompiledStep:
         options, planner = self.planner.options, self.planner
         step = CompiledStep(
-            graph, plan, planner.model, planner.optimizer, externals, check_finite=options.check_finite, costs=costs,
-            page_to=options.page_folder, watch=self.watch,
+            graph, plan, planner.model, planner.optimizer, externals, costs=costs,
+            conditions=Conditions(options.check_finite, options.page_folder, self.watch),
             known=None if self.shared is None else self.shared.get(graph.key),
         )  # fmt: skip
         if self.shared is not None:

@@ -38,8 +38,9 @@ from edgetrain.native.surely import surely
 from edgetrain.plan.budget import show_bytes
 from edgetrain.plan.plan import Plan
 from edgetrain.run.adaptive import BudgetWatch, Switch
-from edgetrain.run.compiled import CompiledStep, LayoutMismatch
+from edgetrain.run.compiled import CompiledStep
 from edgetrain.run.habits import stepped
+from edgetrain.run.layouts import LayoutMismatch
 from edgetrain.run.making import StepMaker
 from edgetrain.run.memory import MemoryTrace
 from edgetrain.run.micro_batches import MicroBatches, PlansGraphs
@@ -93,9 +94,8 @@ def prepare(
     follows the memory that is available. Plans are then made ahead for several budgets; a change is followed at the
     next step, and a fall in the middle of one by planning the rest of it anew. `step.switches` tells of each.
     process_memory: bounds the resident memory of the process, from now on.
-    planner: a name; `edgetrain plan --help` lists them, with a line of help for each. plan_time_s: for all plans of
-    this call together; capturing and measuring do not count. An impossible budget is refused before either ops or loss
-    are run.
+    planner: a name; `edgetrain plan --help` lists them, with a line of help for each. An impossible budget is refused
+    before ops or loss are run. plan_time_s: for all plans of this call together, without capturing and measuring.
     memory_format: "auto" runs image batches channels-last where that is faster and as exact (convolutions on a CPU);
     the numbers then differ from plain PyTorch's by rounding. "preserve" takes batches as they come and is bitwise.
     check_finite: raise a UserError, and leave the model as it was, when the loss or a gradient is not finite.

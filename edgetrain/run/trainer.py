@@ -20,21 +20,14 @@ same metrics as one that ran through. No checkpoint is ever written with a weigh
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import math
-import random
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -52,6 +45,8 @@ from edgetrain.run.adaptive import Switch
 from edgetrain.run.checkpoint import Checkpoint, State, rng_state, set_rng_state
 from edgetrain.run.evaluation import Evaluate, Evaluation, Evaluator, Split
 from edgetrain.run.learning_rate import Schedule, ScheduleKind, scheduler, set_base_lr
+from edgetrain.run.sample_order import sample_numbers, seed_all
+from edgetrain.run.stoppable import Stop, stoppable
 
 Phase = Literal["train", "evaluate", "checkpoint"]
 Step = Callable[..., Tensor]
@@ -177,7 +172,7 @@ class Trainer:
                 # Capturing a step may draw random numbers; training must not notice.
                 state = rng_state()
                 step = surely(make_step, lambda: set_rng_state(state))
-                result = _stoppable(lambda stop: loop.run(step, stop))
+                result = stoppable(lambda stop: loop.run(step, stop))
             except BaseException as error:
                 status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 with contextlib.suppress(UserError):  # the first error is the one to tell
@@ -204,10 +199,6 @@ class Trainer:
         return record
 
 
-class _Stop:
-    requested = False
-
-
 @dataclass
 class _Loop:
     """One run of the trainer in this process: everything that changes from step to step."""
@@ -221,7 +212,7 @@ class _Loop:
     messages: list[str]
     schedule: Schedule = field(init=False)
     scheduler: LambdaLR = field(init=False)
-    stop: _Stop = field(default_factory=_Stop)
+    stop: Stop = field(default_factory=Stop)
     step: int = 0
     samples: int = 0
     loss: float | None = None
@@ -253,7 +244,7 @@ class _Loop:
         """Bring everything to where the checkpoint stands, or to the beginning. Writes nothing."""
         first_batch = self.config.batch
         if found is None:
-            _seed(self.config.seed)
+            seed_all(self.config.seed)
         else:
             first_batch = self._resume(found)
         self.messages += set_base_lr(self.optimizer, self.config.lr, resumed=found is not None)
@@ -294,7 +285,7 @@ class _Loop:
                 next_step="Resume with the settings of that run, or start a new run in another folder.",
             )
 
-    def run(self, step: Step, stop: _Stop) -> TrainResult:
+    def run(self, step: Step, stop: Stop) -> TrainResult:
         """Train until the data is through or a stop is asked for; the last thing written is a checkpoint."""
         self.stop, self.room_bytes = stop, getattr(step, "room_bytes", None)
         self._evaluate_if_due()  # Ctrl-C may have put one off
@@ -446,34 +437,6 @@ class _Loop:
         return {**values, **record.summary, **known}
 
 
-# The data and the learning rate, by position
-
-
-def sample_numbers(seed: int, length: int, start: int, count: int) -> Tensor:
-    """The numbers of `count` samples from position `start` on: for each epoch an order of its own."""
-    pieces = []
-    while count > 0:
-        epoch, offset = divmod(start, length)
-        piece = _order(seed, epoch, length)[offset : offset + count]
-        pieces.append(piece)
-        start, count = start + len(piece), count - len(piece)
-    return torch.cat(pieces)
-
-
-@functools.lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, length: int) -> Tensor:
-    # A hash, since seeds that lie close together (seed + epoch) would give two runs the same orders, shifted.
-    mixed = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(mixed[:7], "little"))
-    return torch.randperm(length, generator=generator)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 # Around the loop
 
 
@@ -501,27 +464,6 @@ def refuse_old_work(folder: RunFolder) -> None:
             f"{folder.path} already holds checkpoints of a run.",
             next_step="Resume that run (--resume), or start a new one in another folder.",
         )
-
-
-def _stoppable(work: Callable[[_Stop], T]) -> T:
-    """Ctrl-C asks the work for a stop; the second one is as if this were not here."""
-    stop, previous = _Stop(), signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
-        return work(stop)
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.requested = True
-        signal.signal(signal.SIGINT, previous)
-
-    def asking() -> T:
-        signal.signal(signal.SIGINT, ask)
-        return work(stop)
-
-    return surely(asking, lambda: _set_interrupt(previous))
-
-
-def _set_interrupt(handler: Any) -> None:
-    signal.signal(signal.SIGINT, handler)
 
 
 def _is_finite(tensor: Tensor) -> bool:

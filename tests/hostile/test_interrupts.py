@@ -39,6 +39,7 @@ from edgetrain.native import arena
 from edgetrain.plan.problem import problem
 from edgetrain.run import adaptive
 from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.conditions import Conditions
 from edgetrain.run.recapture import Recapture
 from edgetrain.run.step import Step
 from tests.helpers.marks import PLANNED_STEPS
@@ -251,7 +252,13 @@ class Subject:
         assert plan.paged
         self.folder = tempfile.TemporaryDirectory()
         return CompiledStep(
-            graph, plan, self.ours.model, self.ours.optimizer, {}, costs=costs, page_to=self.folder.name
+            graph,
+            plan,
+            self.ours.model,
+            self.ours.optimizer,
+            {},
+            costs=costs,
+            conditions=Conditions(page_to=self.folder.name),
         )
 
     @property

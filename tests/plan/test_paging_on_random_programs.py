@@ -18,6 +18,7 @@ from edgetrain.plan.problem import problem
 from edgetrain.plan.timing import play
 from edgetrain.plan.validate import validate
 from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.conditions import Conditions
 from tests.helpers.paged import Disk, paged_plan, random_gaps, with_store
 from tests.helpers.plain import bits, differing, run
 from tests.plan.test_plans_on_random_programs import fresh, learnt, made_up
@@ -58,7 +59,13 @@ def test_random_programs_page_as_they_like(
     ours, batches = fresh(code)
     with tempfile.TemporaryDirectory() as folder:
         step = CompiledStep(
-            graph, plan, ours.model, ours.optimizer, {}, costs=costs, page_to=folder, page_calls=disk.calls
+            graph,
+            plan,
+            ours.model,
+            ours.optimizer,
+            {},
+            costs=costs,
+            conditions=Conditions(page_to=folder, page_calls=disk.calls),
         )
         try:
             found = run(step, batches)

@@ -27,7 +27,7 @@ from edgetrain.plan.planners.melon import melon
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.refusal import least_bytes
 from edgetrain.plan.validate import validate
-from edgetrain.run.compiled import LayoutMismatch
+from edgetrain.run.layouts import LayoutMismatch
 from tests.helpers.plain import Snapshot, Training, bits, differing, run, sgd
 from tests.plan.test_random_programs import BATCH, WIDTH, Instruction, Program, instructions, loss
 

@@ -21,7 +21,7 @@ from edgetrain.graph.verify import verify
 from edgetrain.plan.keep_all import keep_all
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.validate import validate
-from edgetrain.run.compiled import LayoutMismatch
+from edgetrain.run.layouts import LayoutMismatch
 
 WIDTH, BATCH = 4, 3
 EXAMPLES = int(os.environ.get("EDGETRAIN_EXAMPLES", "60"))

@@ -21,8 +21,9 @@ from edgetrain.plan.planners.sage import sage
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.rest import least_rest, rest, state
 from edgetrain.plan.validate import validate
-from edgetrain.run.compile import Program, build, taken
+from edgetrain.run.compile import build
 from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.program import How, Program, taken
 from tests.helpers.paged import paged_plan, random_gaps, with_store
 from tests.helpers.plain import Snapshot, Training, bits, differing
 from tests.plan.problems import NETS, budget, small
@@ -56,7 +57,7 @@ class CutStep(CompiledStep):
 
     def cut(self, at: int, following: Plan, lost: frozenset[int]) -> None:
         self._at, self._following, self._lost = at, following, lost
-        self._program = build(self.graph, self.plan, look=True, resumable=True)
+        self._program = build(self.graph, self.plan, How(look=True), resumable=True)
         self._checked = True
 
     def _run(self, program: Program, given: tuple[Any, ...]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgetrain.ops import update
-from edgetrain.run.compile import Program
+from edgetrain.run.program import Program
 
 
 class Fault(Exception):

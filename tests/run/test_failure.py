@@ -18,8 +18,9 @@ import edgetrain as et
 import edgetrain.run.compiled as compiled_module
 from edgetrain.errors import InternalError, UserError
 from edgetrain.plan.plan import Compute, Updates
-from edgetrain.run.compile import Program, build
+from edgetrain.run.compile import build
 from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.program import Program
 from tests.helpers.plain import OptimizerMaker, Training, differing, relative_error, training
 from tests.run.faulty_kernels import Fault, Faults
 

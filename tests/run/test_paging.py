@@ -27,8 +27,10 @@ from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.validate import validate
 from edgetrain.run import adaptive
 from edgetrain.run.adaptive import BudgetWatch
-from edgetrain.run.compile import Program, build
+from edgetrain.run.compile import build
 from edgetrain.run.compiled import CompiledStep
+from edgetrain.run.conditions import Conditions
+from edgetrain.run.program import Program
 from tests.helpers.paged import Disk, Gap, items, paged_plan, widest_gaps, with_store
 from tests.helpers.plain import OptimizerMaker, Snapshot, Training, differing, training
 
@@ -103,8 +105,8 @@ class Case:
         self, ours: Training, plan: Plan, folder: Path, disk: Disk | None = None, *, check_finite: bool = False
     ) -> CompiledStep:
         return CompiledStep(
-            self.graph, plan, ours.model, ours.optimizer, {}, costs=self.costs, page_to=folder,
-            page_calls=None if disk is None else disk.calls, check_finite=check_finite,
+            self.graph, plan, ours.model, ours.optimizer, {}, costs=self.costs,
+            conditions=Conditions(check_finite, folder, page_calls=None if disk is None else disk.calls),
         )  # fmt: skip
 
 
@@ -369,9 +371,9 @@ class Failing:
     def __init__(self) -> None:
         self.at, self.calls = -1, 0
 
-    def build(self, graph: Graph, plan: Plan, **how: Any) -> Program:
-        program = build(graph, plan, **how)
-        table = how["words"].table  # which the whole step shares, where kernels do not fail
+    def build(self, graph: Graph, plan: Plan, *given: Any, **named: Any) -> Program:
+        program = build(graph, plan, *given, **named)
+        table = named["words"].table  # which the whole step shares, where kernels do not fail
 
         def run(*given: Any) -> Any:
             kernels = {name: kernel for name, kernel in table.items() if re.fullmatch(r"f\d+", name)}
@@ -381,7 +383,7 @@ class Failing:
             finally:
                 table.update(kernels)
 
-        return replace(program, run=run) if how.get("start") else program
+        return replace(program, run=run) if named.get("start") else program
 
     def _around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -570,8 +572,8 @@ def test_a_fault_and_a_fall_in_one_step(kind: str, tmp_path: Path, monkeypatch: 
     small = task.keep_all.persistent_bytes + (plan.peak_bytes - task.keep_all.persistent_bytes) * 3 // 4
     disk, ours, plain = Disk(), given.fresh(), given.fresh()
     step = CompiledStep(
-        given.graph, plan, ours.model, ours.optimizer, {}, costs=given.costs, page_to=tmp_path, page_calls=disk.calls,
-        watch=BudgetWatch(budget),
+        given.graph, plan, ours.model, ours.optimizer, {}, costs=given.costs,
+        conditions=Conditions(page_to=tmp_path, page_calls=disk.calls, watch=BudgetWatch(budget)),
     )  # fmt: skip
     keeps = et.compile(given.graph, task.keep_all, plain.model, plain.optimizer)
     fall_at = 10**9

@@ -31,7 +31,8 @@ from edgetrain.errors import UserError
 from edgetrain.measure.record import RunFolder, Status, Value, new_record
 from edgetrain.run.checkpoint import State, latest, save
 from edgetrain.run.learning_rate import Schedule
-from edgetrain.run.trainer import Progress, Step, TrainConfig, Trainer, TrainResult, sample_numbers
+from edgetrain.run.sample_order import sample_numbers
+from edgetrain.run.trainer import Progress, Step, TrainConfig, Trainer, TrainResult
 from tests.helpers.marks import needs_arena
 
 CONFIG = TrainConfig(epochs=3, batch=8, lr=0.01, schedule="cosine", warmup_steps=4, checkpoint_every_steps=4)

@@ -44,6 +44,7 @@ from edgetrain.costs.table import Way
 from edgetrain.errors import InternalError
 from edgetrain.plan import lifetimes
 from edgetrain.plan.budget import Objective
+from edgetrain.plan.mip.places import Place
 from edgetrain.plan.plan import Compute, Item
 from edgetrain.plan.problem import Problem
 
@@ -475,36 +476,5 @@ class Formulation:
         return None
 
 
-@dataclass(frozen=True)
-class Place:
-    """A place of a schedule that holds too much: at `op`, run for the first time or again, in the stage of `before`."""
-
-    op: int
-    again: bool
-    before: int
-    held_bytes: int
-    alive: frozenset[int]
-
-
 def _sum(row: Row, more: Row) -> Row:
     return {v: row.get(v, 0.0) + more.get(v, 0.0) for v in {**row, **more}} if more else row
-
-
-def places_over(problem: Problem, order: Sequence[Item], budget: float) -> list[Place]:
-    """The worst place of each stage that holds more than the budget."""
-    moments = iter(problem.moments(order))
-    done: set[int] = set()
-    places: list[tuple[int, bool, int, frozenset[int]]] = []
-    found: list[Place] = []
-    for action, alive in lifetimes.alive_during(problem.graph, problem.actions(order)):
-        again = action.op in done
-        done.add(action.op)
-        held = next(moments).during_bytes
-        if held > budget and not problem.is_view[action.op]:
-            places.append((action.op, again, held, frozenset(alive)))
-        if not again and not problem.is_view[action.op]:
-            if places:
-                op, was_again, held, there = max(places, key=lambda place: place[2])
-                found.append(Place(op, was_again, action.op, held, there))
-            places.clear()
-    return found

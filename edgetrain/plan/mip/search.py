@@ -26,7 +26,8 @@ from edgetrain.errors import InternalError
 from edgetrain.plan.budget import Objective
 from edgetrain.plan.mip.page_instead import page_instead
 from edgetrain.plan.mip.paging import PagingFormulation
-from edgetrain.plan.mip.program import Formulation, places_over
+from edgetrain.plan.mip.places import places_over
+from edgetrain.plan.mip.program import Formulation
 from edgetrain.plan.mip.solver import Solver
 from edgetrain.plan.plan import Item
 from edgetrain.plan.planner import Aim

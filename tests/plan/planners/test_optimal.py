@@ -7,7 +7,8 @@ from typing import get_args
 
 import pytest
 
-from edgetrain.plan.mip.program import Formulation, Values, places_over
+from edgetrain.plan.mip.places import places_over
+from edgetrain.plan.mip.program import Formulation, Values
 from edgetrain.plan.mip.search import DEPTH, optimal
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.planners.dtr import Heuristic, dtr
