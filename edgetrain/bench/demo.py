@@ -143,9 +143,7 @@ def _require_room(settings: Settings) -> None:
     batch = entry.example(settings.batch, classes=10, input_size=settings.side)
     graph = capture(model, entry.task.loss, torch.optim.Adam(model.parameters()), batch)
     peak_bytes = keep_all(graph).peak_bytes
-    require_room(
-        "plain PyTorch, twice,", 2 * peak_bytes, next_step="give a smaller batch, or a smaller input size"
-    )  # fmt: skip
+    require_room("plain PyTorch, twice,", 2 * peak_bytes, next_step="give a smaller batch, or a smaller input size")
 
 
 @dataclass(frozen=True)

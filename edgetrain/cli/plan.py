@@ -129,8 +129,7 @@ def plan(
     given = {"--memory": memory, "--process-memory": process_memory, "--load": load, "--save": save}
     _check_sweep({option for option, value in given.items() if value is not None}, parts, planner, target)
     asked = number_of_micro_batches(micro_batches, batch)
-    if micro_batches not in (None, "1") and (parts or load is not None):
-        raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
+    _check_whole(micro_batches, parts, load)
     planning = named(planner)
     pages, count = page or planning.wants_store, 1 if parts else planning.number_of(asked)
     firm = None if target is None else target_of(target, runtime, pages=pages, micro_batches=count != 1)
@@ -147,27 +146,19 @@ def plan(
         graph = source.graph
         if loaded is not None:
             _refuse_other(graph, loaded, load)
-        left = None if process_bytes is None else left_for_tensors(graph, process_bytes)
         # Firmware knows what its target has, region by region; any other plan fits into the RAM of its device.
-        there = None if target is None or firmware is not None else target.memory.ram_bytes
-        budget = min((n for n in (left, memory_bytes, there) if n is not None), default=None)
-        bound = process_bytes if left is not None and budget == left else None  # on the process, where it decides
+        ram_bytes = None if target is None or firmware is not None else target.memory.ram_bytes
+        left, budget, bound = _budget(graph, memory_bytes, process_bytes, ram_bytes)
         with _of_process(bound, left):
             if step is not None and target is None and budget is not None and not (loaded or parts) and count == 1:
                 _refuse_impossible(step, budget, planning, page=page_to is not None)
-            if firmware is not None:
-                plain = keep_all(graph, updates="final", exact="rounding")
-                study = Study(graph, firmware.costs, plain, planning, time_limit, target, limits, firmware)
-            else:
-                assert step is not None
-                costs = costs_of(graph, target, page_to, pages)
-                study = Study(graph, costs, step.plan, planning, time_limit, target, limits)
+            plain = keep_all(graph, updates="final", exact="rounding") if step is None else step.plan
+            costs = costs_of(graph, target, page_to, pages) if firmware is None else firmware.costs
+            study = Study(graph, costs, plain, planning, time_limit, target, limits, firmware)
             selected, micro = None, None
             if count != 1:
                 assert step is not None  # firmware takes no micro-batches
-                study, selected, micro = in_micro_batches(
-                    study, step, example, budget, count, allow_inexact=allow_inexact
-                )
+                study, selected, micro = in_micro_batches(study, step, example, budget, count, allow_inexact)
             elif loaded is not None:
                 selected = study.judged(loaded, budget)
             elif not parts:
@@ -182,7 +173,13 @@ def plan(
     else:
         _print(shown)
         results.print(f"page: {drawn}", soft_wrap=True)
-    if frontier is not None and not _any_fits(frontier, parts, target):
+    if frontier is not None:
+        _require_fit(frontier, parts, target)
+
+
+def _require_fit(frontier: Frontier, asked: Sequence[float], target: Device | None) -> None:
+    """Exit code 1 where nothing of a sweep fits."""
+    if not _any_fits(frontier, asked, target):
         room = "" if target is None else f" into the {show_bytes(target.memory.ram_bytes)} of {target.name}"
         notes.print(f"error: no plan of this sweep fits{room or ' its budget'}", soft_wrap=True, markup=False)
         raise typer.Exit(1)
@@ -265,6 +262,20 @@ def _check_device(
     if target is None and (page or runtime is not None):
         words = "--page" if page else "--runtime"
         raise typer.BadParameter("it is for a device; give --device", param_hint=words)
+
+
+def _budget(
+    graph: Graph, memory_bytes: int | None, process_bytes: int | None, ram_bytes: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """What a bound on the process leaves for tensors; the budget; the bound on the process, where it decides."""
+    left = None if process_bytes is None else left_for_tensors(graph, process_bytes)
+    budget = min((n for n in (left, memory_bytes, ram_bytes) if n is not None), default=None)
+    return left, budget, process_bytes if left is not None and budget == left else None
+
+
+def _check_whole(micro_batches: str | None, parts: Sequence[float], load: Path | None) -> None:
+    if micro_batches not in (None, "1") and (parts or load is not None):
+        raise typer.BadParameter("a sweep, or a plan that is loaded, is of whole batches", param_hint="--micro-batches")
 
 
 def _check_sweep(given: set[str], parts: Sequence[float], planner: str, target: Device | None) -> None:

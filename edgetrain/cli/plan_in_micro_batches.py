@@ -105,7 +105,6 @@ def in_micro_batches(
     example: Sequence[Any],
     budget: int | None,
     count: Number,
-    *,
     allow_inexact: bool,
 ) -> tuple[Study, Plan, Micro | None]:
     """The study and plan of the last micro-batch, and what the whole step comes to; or, where that is best, of the

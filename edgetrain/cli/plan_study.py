@@ -121,7 +121,7 @@ class Study:
         if loaded.paged and self.costs.store is None:
             raise UserError(
                 "the plan that was loaded pages to storage", next_step="add --page-to FOLDER, or --device NAME --page"
-            )  # fmt: skip
+            )
         timing = play(self.graph, loaded.schedule, self.costs)
         time_s = timing.time_s
         bound = loaded.bound if loaded.time_s == time_s else None

@@ -120,9 +120,7 @@ def measure(
             measured, tracer = _measured(step, batch, folder, how, on_progress)
         timeline = tracer.result()
         blocks = _blocks(step, batch, sources, how, float(statistics.median(timeline.step_s)), on_progress)
-    return Measured(
-        timeline, read_samples(folder), sampler.summary, idle, measured, tuple(warm_up_s), steady, blocks
-    )  # fmt: skip
+    return Measured(timeline, read_samples(folder), sampler.summary, idle, measured, tuple(warm_up_s), steady, blocks)
 
 
 def _measured(

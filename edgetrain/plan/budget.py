@@ -48,7 +48,7 @@ class Budget:
         if self.objective not in get_args(Objective):
             raise UserError(
                 "this is no objective of a plan", expected='"time" or "energy"', received=shown(self.objective)
-            )  # fmt: skip
+            )
 
 
 def parse_bytes(amount: int | float | str) -> int:

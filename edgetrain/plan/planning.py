@@ -299,7 +299,7 @@ class _Planning:
             return earlier.items, earlier.peak_bytes, "a search"
         order, peak, name = known_to_work(
             task, self.planner, until=time.monotonic() + GREEDY_S, use_cache=effort.use_cache
-        )  # fmt: skip
+        )
         until = time.monotonic() + search_s
         schedule = self.planner.smallest(Request(task, highest, until, self.aim, (), effort.solver_bytes))
         if schedule.order is not None:

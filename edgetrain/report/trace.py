@@ -115,9 +115,7 @@ def _slices(run: Run, timeline: Timeline, zero: int) -> Iterator[Timed]:
         yield reached, {"ph": "E"}
 
 
-def _clipped(
-    timeline: Timeline, step: int, zero: int, begin: int, end: int, told: Sequence[Event]
-) -> list[_Spot]:  # fmt: skip
+def _clipped(timeline: Timeline, step: int, zero: int, begin: int, end: int, told: Sequence[Event]) -> list[_Spot]:
     """The ops of a step, none before the one before it has ended, none out of the step."""
     found, reached = [], begin
     times = zip(timeline.begin_ns[step].tolist(), timeline.end_ns[step].tolist(), strict=True)

@@ -113,7 +113,7 @@ def automatic(persistent_bytes: int) -> Budget:
         if now is None:
             raise UserError(
                 'memory="auto" needs a system that tells what memory is available', next_step="give a budget in bytes"
-            )  # fmt: skip
+            )
         spare = now.available_bytes - int(LEFT_PART * now.limit_bytes) - RESERVE_BYTES
         if now.pressure is not None and now.pressure > PRESSURE:
             spare = min(spare, 0)

@@ -83,9 +83,7 @@ class Capturing:
         return Part(graph, captured, "rounding" if rounds_otherwise(graph) else exact)
 
     def slice(self, batch: Batch) -> Part:
-        key = (
-            tuple((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in batch), sames(batch)
-        )  # fmt: skip
+        key = (tuple((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in batch), sames(batch))
         if key not in self.slices or not self.slices[key].captured.watch.holds():
             self.slices[key] = self.capture(batch, clips=False)
         return self.slices[key]

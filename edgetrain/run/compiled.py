@@ -101,14 +101,13 @@ class CompiledStep:
                 next_step='plan with updates="early", "guarded" or "together", or give it to et.export',
             )
         self.graph, self.plan = graph, plan
-        costs = None if costs is None else running(costs, plan.kernels)
-        self._watch = watch = conditions.watch
+        self.costs = costs = costs and running(costs, plan.kernels)
+        self._watch = conditions.watch
         self.falls: list[Fall] = []
         self.beside_bytes = 0
         self._optimizer = optimizer
-        self._check_finite, self.costs = conditions.check_finite, costs
+        self._check_finite = conditions.check_finite
         self.weight, self.starts = 1.0, True  # of a micro-batch: its part of the samples; it is the first of its step
-        self.completed = 0  # how often the step was run to its end
         # Kernels take much memory from malloc, which had better not be kept: the arena's pages stay beside it.
         self.takes_beside = any(beside_bytes(graph, op) for op in graph.ops)
         self._accumulates_only = accumulates_only(graph)
@@ -117,10 +116,11 @@ class CompiledStep:
         self._written_inputs = [t for t in graph.inputs if graph.tensors[t].storage in written]
         self._binding = Binding(graph, optimizers.kind_of(optimizer), model, optimizer, externals)
         self._pages = self._new_pages(conditions)
-        resumable = self._pages is not None or watch is not None
+        watched = conditions.watch is not None
+        resumable = self._pages is not None or watched
         self.known = known or Known(graph, costs, plan.updates, check_finite=self._check_finite, resumable=resumable)
-        self._program = self._build(plan, How(watched=self._watch is not None))
-        self._checked = False
+        self._program = self._build(plan, How(watched=watched))
+        self._checked, self.completed = False, 0  # completed: how often the step was run to its end
         self.page_fault: str | None = None  # why the last transfer failed that did
         self._arenas = self._new_arenas(costs)
         self._binding.require_same_optimizer(self._program.updates)
@@ -492,8 +492,7 @@ class CompiledStep:
         return self._build(plan, program.how, start=at)
 
     def _needs_of(self, plan: Plan) -> list[int]:
-        found = bytes_from(self.graph, plan)
-        return [n_bytes + self.beside_bytes for n_bytes in found] if self.beside_bytes else found
+        return [n_bytes + self.beside_bytes for n_bytes in bytes_from(self.graph, plan)]
 
     @cached_property
     def _needs(self) -> list[int]:

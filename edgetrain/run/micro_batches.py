@@ -146,9 +146,7 @@ class MicroBatches:
         reasons = replace(self.mean, allow_inexact=True, reasons={}).require(batch)
         graphs, part = self.capturing.micro_graphs(batch, samples)
         kept = kept_beside(graphs)
-        peak = kept + max(
-            self.planner.keep_all_bytes(subject) for _, subject in subjects_of(graphs, part.exact, kept)
-        )  # fmt: skip
+        peak = kept + max(self.planner.keep_all_bytes(subject) for _, subject in subjects_of(graphs, part.exact, kept))
         if peak >= answer.smallest_bytes:
             return f"one for each sample, without recomputing, would take {show_bytes(peak)}"
         needed = " and ".join((*options, *(("allow_inexact=True",) if reasons else ())))

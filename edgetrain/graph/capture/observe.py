@@ -78,7 +78,7 @@ _CLOCKS = {
     "strftime",
     "asctime",
 }
-_OTHER_CLOCKS = {("posix", "times"), ("posix", "getloadavg"), ("resource", "getrusage")}  # fmt: skip
+_OTHER_CLOCKS = {("posix", "times"), ("posix", "getloadavg"), ("resource", "getrusage")}
 _CLOCK_METHODS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 _PASS_THE_TIME = "pass the time in the batch, as a tensor"
 _TIMES = (int, float, datetime.date, datetime.time, datetime.timedelta, time.struct_time)

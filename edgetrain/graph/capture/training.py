@@ -152,9 +152,7 @@ def capture_with_externals(
         )
     held = [p for group in optimizer.param_groups for p in group["params"]]
     channels_last, freeze_unused = memory_format == "channels_last", unused == "freeze"
-    task = _Task(
-        model, loss, optimizer, likes, held, trained, channels_last, freeze_unused, clip_norm, leaves_computed
-    )  # fmt: skip
+    task = _Task(model, loss, optimizer, likes, held, trained, channels_last, freeze_unused, clip_norm, leaves_computed)
     begin_s = time.perf_counter()
     result = _result_apart(task) if apart else task.result()
     took_s = time.perf_counter() - begin_s

@@ -110,9 +110,7 @@ def _istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Any:
-    result = plain(
-        tensor, n_fft, hop_length, win_length, window, center, normalized, onesided, length, return_complex
-    )  # fmt: skip
+    result = plain(tensor, n_fft, hop_length, win_length, window, center, normalized, onesided, length, return_complex)
     hop, width, frames = hop_length or n_fft // 4, win_length or n_fft, tensor.shape[-1]
     n_samples, begin = n_fft + hop * (frames - 1), n_fft // 2 if center else 0
     end = begin + length if length is not None else n_samples - begin

@@ -76,9 +76,7 @@ class Watch:
         if not self._observed.by_any_name:
             unnamed = before._unnamed | self._unnamed
             ignored |= {place for path in self._moved_since(before) if (place := _innermost(path, unnamed))}
-        return Watch(
-            self._roots, self._observed, self._optimizer, ignored=ignored, harmless=before._harmless + 1
-        )  # fmt: skip
+        return Watch(self._roots, self._observed, self._optimizer, ignored=ignored, harmless=before._harmless + 1)
 
     def _moved_since(self, before: Watch) -> set[str]:
         """The paths at which something else stands."""

@@ -75,7 +75,7 @@ def _formulation(aim: Aim, problem: Problem, *, depth: int, reach: int | None = 
     if aim.pages(problem):
         return PagingFormulation(
             problem, depth=depth, reach=reach, recompute=aim.recompute, overlap=aim.overlap, wide=wide
-        )  # fmt: skip
+        )
     return Formulation(problem, depth=depth, reach=reach, recompute=aim.recompute, wide=wide)
 
 
