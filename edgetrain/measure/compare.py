@@ -73,9 +73,9 @@ def require_tolerance(tolerance: float) -> None:
     number("tolerance", tolerance, TOLERANCE)
 
 
-def verdict(found: Iterable[Compared]) -> Verdict:
+def verdict(figures: Iterable[Compared]) -> Verdict:
     """One that fails is enough; so is one that nobody can tell, where none fails."""
-    verdicts = {one.verdict for one in found}
+    verdicts = {figure.verdict for figure in figures}
     return "fail" if "fail" in verdicts else "inconclusive" if "inconclusive" in verdicts else "pass"
 
 

@@ -62,7 +62,9 @@ def of_windows(windows: Windows, start_ns: Ints, end_ns: Ints) -> Likeness | Non
         return None
     mean = max(abs(float(np.concatenate([first, second]).mean())), 1e-300)
     apart = np.abs(first - second).mean(axis=1) / mean
-    alike = [one for a, b in zip(first, second, strict=True) if (one := _correlation(a, b, mean)) is not None]
+    alike = [
+        correlation for a, b in zip(first, second, strict=True) if (correlation := _correlation(a, b, mean)) is not None
+    ]
     return Likeness(statistics.median(alike) if alike else None, float(np.median(apart)), len(first))
 
 

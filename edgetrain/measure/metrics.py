@@ -101,14 +101,14 @@ def most(samples: Samples, name: str, span: Span) -> float | None:
 
 def utilisation(samples: Samples, span: Span) -> dict[str, float]:
     """The part of the time that each core was busy, by its name: cpu0, cpu1, …"""
-    found = {}
+    parts = {}
     for _, channel in channels(samples):
         core = channel.name.removesuffix("_time_s")
         if channel.counter and core.startswith("cpu") and core[3:].isdigit():
             busy_s = growth(samples, channel.name, span)
             if busy_s is not None and span.time_s > 0:
-                found[core] = min(busy_s / span.time_s, 1.0)
-    return found
+                parts[core] = min(busy_s / span.time_s, 1.0)
+    return parts
 
 
 def energies(samples: Samples, span: Span) -> list[Energy]:
@@ -116,16 +116,16 @@ def energies(samples: Samples, span: Span) -> list[Energy]:
     return [energy for series in samples.series if (energy := _energy(series, span)) is not None]
 
 
-def chosen(found: Sequence[Energy]) -> Energy | None:
+def chosen(energies: Sequence[Energy]) -> Energy | None:
     """The energy of the machine; see the module's docstring."""
-    measured = [energy for energy in found if energy.kind != "modelled"]
+    measured = [energy for energy in energies if energy.kind != "modelled"]
     whole = [energy for energy in measured if energy.source in WHOLE_DEVICE]
     if whole:
         return whole[0]
     if measured:
         kind: Kind = "measured" if all(energy.kind == "measured" for energy in measured) else "derived"
         return Energy(" + ".join(e.source for e in measured), kind, sum(e.energy_j for e in measured))
-    return found[0] if found else None
+    return energies[0] if energies else None
 
 
 def quiet(samples: Samples, span: Span) -> Quiet:
@@ -136,8 +136,8 @@ def quiet(samples: Samples, span: Span) -> Quiet:
     stolen = growth(samples, "steal_time_s", span)
     steal = None if stolen is None else stolen / span.time_s
     waits = [growth(samples, f"pressure_{what}_s", span) for what in ("memory", "io")]
-    told = [wait / span.time_s for wait in waits if wait is not None]
-    pressure = max(told) if told else None
+    known_waits = [wait / span.time_s for wait in waits if wait is not None]
+    pressure = max(known_waits) if known_waits else None
     limits = ((others, MOST_OTHERS), (steal, MOST_STEAL), (pressure, MOST_PRESSURE))
     known = [part <= limit for part, limit in limits if part is not None]
     verdict: Verdict = "unknown" if not known else "quiet" if all(known) else "noisy"
@@ -153,45 +153,45 @@ def channels(samples: Samples) -> Iterator[tuple[Series, Channel]]:
 def _column(series: Series, channel: Channel) -> tuple[Times, Floats]:
     """The readings that there are."""
     _, values = series.column(channel.name)
-    there = np.isfinite(values)
-    return series.at_ns[there], values[there]
+    known = np.isfinite(values)
+    return series.at_ns[known], values[known]
 
 
 def _growth(at: Times, total: Floats, span: Span) -> float | None:
-    there = _overlap(at, span)
-    if there is None:
+    overlap = _overlap(at, span)
+    if overlap is None:
         return None
-    ends = np.interp([there.begin_ns, there.end_ns], at, total)
-    return float(ends[1] - ends[0]) * span.time_s / there.time_s
+    ends = np.interp([overlap.begin_ns, overlap.end_ns], at, total)
+    return float(ends[1] - ends[0]) * span.time_s / overlap.time_s
 
 
 def _mean(at: Times, values: Floats, span: Span) -> float | None:
-    there = _overlap(at, span)
-    if there is None:
+    overlap = _overlap(at, span)
+    if overlap is None:
         return None
-    inside = (at > there.begin_ns) & (at < there.end_ns)
-    places = np.concatenate([[there.begin_ns], at[inside], [there.end_ns]]).astype(float)
+    inside = (at > overlap.begin_ns) & (at < overlap.end_ns)
+    places = np.concatenate([[overlap.begin_ns], at[inside], [overlap.end_ns]]).astype(float)
     levels = np.interp(places, at, values)
-    return float(np.sum((levels[1:] + levels[:-1]) / 2 * np.diff(places)) / (there.end_ns - there.begin_ns))
+    return float(np.sum((levels[1:] + levels[:-1]) / 2 * np.diff(places)) / (overlap.end_ns - overlap.begin_ns))
 
 
 def _overlap(at: Times, span: Span) -> Span | None:
     """The part of the span that the readings reach over: most of it, or they tell nothing of it."""
     if len(at) < 2:
         return None
-    there = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))
-    return there if there.time_s > 0 and there.time_s >= LEAST_COVERED * span.time_s else None
+    overlap = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))
+    return overlap if overlap.time_s > 0 and overlap.time_s >= LEAST_COVERED * span.time_s else None
 
 
 def _energy(series: Series, span: Span) -> Energy | None:
     """Counters of joules where there are any, else power over time."""
     for unit in ("J", "W"):
-        told = outermost(series.channels, "J" if unit == "J" else "W")
+        outer = outermost(series.channels, "J" if unit == "J" else "W")
         amounts = [
             _growth(*_column(series, c), span) if c.counter else _over_time(_mean(*_column(series, c), span), span)
-            for c in told
+            for c in outer
         ]
-        known = [(c, amount) for c, amount in zip(told, amounts, strict=True) if amount is not None]
+        known = [(c, amount) for c, amount in zip(outer, amounts, strict=True) if amount is not None]
         if known:
             kinds = {channel.kind for channel, _ in known}
             kind: Kind = kinds.pop() if len(kinds) == 1 else "derived"

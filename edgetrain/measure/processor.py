@@ -40,7 +40,7 @@ class Processor:
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """ "0-2,4" → (0, 1, 2, 4)."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         if match is None:
@@ -50,8 +50,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise UserError("invalid value for cores", expected="ranges from low to high", received=shown(text))
-        found |= set(range(first, last + 1))
-    return tuple(sorted(found))
+        cores |= set(range(first, last + 1))
+    return tuple(sorted(cores))
 
 
 @contextlib.contextmanager
@@ -77,12 +77,12 @@ def spare_cores() -> tuple[int, ...]:
     return tuple(sorted(_AT_START - os.sched_getaffinity(0)))
 
 
-def _require_cores(asked: tuple[int, ...], there: tuple[int, ...]) -> None:
-    missing = [core for core in asked if core not in there]
+def _require_cores(asked: tuple[int, ...], usable: tuple[int, ...]) -> None:
+    missing = [core for core in asked if core not in usable]
     if missing or not asked:
         raise UserError(
             "this process cannot use those cores",
-            expected=f"some of {', '.join(map(str, there))}",
+            expected=f"some of {', '.join(map(str, usable))}",
             received=", ".join(map(str, asked)) or "none",
         )
 

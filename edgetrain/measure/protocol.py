@@ -100,8 +100,8 @@ class Measured:
         """What a way of measuring adds to the time of a step, as a part of it."""
         if not self.blocks:
             return None
-        found = ratio_interval(self.blocks[way], self.blocks["nothing"])
-        return Interval(found.value - 1, found.low - 1, found.high - 1)
+        ratio = ratio_interval(self.blocks[way], self.blocks["nothing"])
+        return Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)
 
 
 def measure(
@@ -202,7 +202,7 @@ def _blocks(
     """Steps without measuring, with sampling, with sampling and tracing, taking turns."""
     if not how.rounds:
         return {}
-    found: dict[Way, list[float]] = {way: [] for way in WAYS}
+    times_s: dict[Way, list[float]] = {way: [] for way in WAYS}
     length = max(1, round(LEAST_BLOCK_S / step_s))
     shuffle = random.Random(how.seed)
     with tempfile.TemporaryDirectory(prefix="edgetrain-overhead-") as scratch:
@@ -214,6 +214,6 @@ def _blocks(
                 for way in shuffle.sample(WAYS, len(WAYS)):
                     (sampler.pause if way == "nothing" else sampler.resume)()
                     time.sleep(SETTLE_S)
-                    found[way].append(_block(runs[way], batch, length))
+                    times_s[way].append(_block(runs[way], batch, length))
                 on_progress(Progress("overhead", number + 1, how.rounds))
-    return {way: tuple(times) for way, times in found.items()}
+    return {way: tuple(times) for way, times in times_s.items()}

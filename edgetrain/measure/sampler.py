@@ -79,7 +79,7 @@ class Sampler:
             sources = [source for _, source in find(pid=os.getpid(), reads=0) if source is not None]
         self.folder = Path(folder)
         self.task = Task(
-            tuple(one if isinstance(one, Paced) else Paced(one) for one in sources),
+            tuple(each if isinstance(each, Paced) else Paced(each) for each in sources),
             str(self.folder.absolute()),
             round(period_s * 1e9),
             random.getrandbits(32) if seed is None else seed,
@@ -196,8 +196,8 @@ def _summary(answer: dict[str, Any] | None) -> Summary:
     if answer is None:
         return Summary("killed", notes=("The sampler was killed; its last second is lost.",))
     if "summary" not in answer:
-        told = str(answer.get("failed") or answer.get("cannot"))
-        return Summary("failed", notes=(f"The sampler failed: {told.strip().splitlines()[-1][:200]}",))
+        message = str(answer.get("failed") or answer.get("cannot"))
+        return Summary("failed", notes=(f"The sampler failed: {message.strip().splitlines()[-1][:200]}",))
     data = answer["summary"]
-    reads = tuple(Read(**one) for one in data.pop("sources"))
+    reads = tuple(Read(**read) for read in data.pop("sources"))
     return Summary(**{**data, "sources": reads, "notes": tuple(data["notes"])})

@@ -71,10 +71,10 @@ class Samples:
 
     def source(self, name: str) -> Series:
         """One source, by its name."""
-        for one in self.series:
-            if one.name == name:
-                return one
-        raise UserError(f"the samples have no source {name!r}", expected=_list([one.name for one in self.series]))
+        for series in self.series:
+            if series.name == name:
+                return series
+        raise UserError(f"the samples have no source {name!r}", expected=_list([series.name for series in self.series]))
 
 
 def read_samples(folder: Path | str) -> Samples:
@@ -91,7 +91,7 @@ def read_samples(folder: Path | str) -> Samples:
         _whole(head, "period_ns", 1, _MOST_PERIOD_NS),
         _whole(head, "started_ns", 0, 1 << 62),
         _whole(head, "wall_offset_ns", -(1 << 62), 1 << 62),
-        tuple(_series(*one, rows) for one, rows in zip(sources, blocks, strict=True)),
+        tuple(_series(*source, rows) for source, rows in zip(sources, blocks, strict=True)),
         cut_off,
     )
 
@@ -186,18 +186,18 @@ def _row(channels: tuple[Channel, ...]) -> np.dtype[np.void]:
 
 def _blocks(data: bytes, place: int, rows: Sequence[np.dtype[np.void]]) -> tuple[list[list[Any]], bool]:
     """The rows of each source, block by block; True if something stands there that is no whole block."""
-    found: list[list[Any]] = [[] for _ in rows]
+    blocks: list[list[Any]] = [[] for _ in rows]
     while place + BLOCK.size <= len(data):
         number, count = BLOCK.unpack_from(data, place)
         if not (0 <= number < len(rows) and count > 0):
-            return found, True
+            return blocks, True
         place += BLOCK.size
         whole = min(count, (len(data) - place) // rows[number].itemsize)
-        found[number].append(np.frombuffer(data, rows[number], whole, place))
+        blocks[number].append(np.frombuffer(data, rows[number], whole, place))
         if whole < count:
-            return found, True
+            return blocks, True
         place += whole * rows[number].itemsize
-    return found, place < len(data)
+    return blocks, place < len(data)
 
 
 def _series(name: str, channels: tuple[Channel, ...], blocks: list[Any]) -> Series:

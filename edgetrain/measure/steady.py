@@ -73,17 +73,19 @@ def spread_of(times_s: Sequence[float]) -> float:
 
 def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_steps: int = LEAST_STEPS) -> Steady:
     """tolerance: levels that differ by less than this part are the same. least_steps: of the steady part."""
-    found = changes(times_s)
-    levels = [statistics.median(times_s[a:b]) for a, b in zip((0, *found), (*found, len(times_s)), strict=True)]
+    first_steps = changes(times_s)
+    levels = [
+        statistics.median(times_s[a:b]) for a, b in zip((0, *first_steps), (*first_steps, len(times_s)), strict=True)
+    ]
     first = len(times_s)
-    for start, level in zip(reversed((0, *found)), reversed(levels), strict=True):
+    for start, level in zip(reversed((0, *first_steps)), reversed(levels), strict=True):
         if abs(math.log(level / levels[-1])) > math.log1p(tolerance):
             break
         first = start
     long_enough = len(times_s) - first >= max(least_steps, _LEAST_PART * len(times_s))
     spread = spread_of(times_s[min(first, len(times_s) - 1) :])
     reached = long_enough and spread <= MOST_SPREAD and not _drifts(times_s[first:], tolerance)
-    return Steady(first if reached else None, found, len(times_s), spread)
+    return Steady(first if reached else None, first_steps, len(times_s), spread)
 
 
 def warm_up(
@@ -98,9 +100,9 @@ def warm_up(
     look = least_steps
     while True:
         times += [step() for _ in range(min(look, most_steps) - len(times))]
-        found = steady(times, tolerance=tolerance, least_steps=least_steps)
-        if found.first is not None or len(times) >= most_steps:
-            return found, times
+        result = steady(times, tolerance=tolerance, least_steps=least_steps)
+        if result.first is not None or len(times) >= most_steps:
+            return result, times
         look = max(look + 5, round(look * 1.25))
 
 
@@ -127,11 +129,11 @@ def _cuts(points: Sequence[float]) -> list[int]:
             total = best[start] + cost + (price if start else 0.0)
             if total < best[end]:
                 best[end], back[end] = total, start
-    found, place = [], n
+    cuts, place = [], n
     while back[place] > 0:
         place = back[place]
-        found.append(place)
-    return found[::-1]
+        cuts.append(place)
+    return cuts[::-1]
 
 
 def _costs(points: Sequence[float]) -> list[float]:
@@ -139,7 +141,7 @@ def _costs(points: Sequence[float]) -> list[float]:
     below: list[float] = []  # negated
     above: list[float] = []
     low = high = 0.0
-    found = []
+    costs = []
     for point in points:
         moved = -heapq.heappushpop(below, -point)
         low, high = low + point - moved, high + moved
@@ -148,8 +150,8 @@ def _costs(points: Sequence[float]) -> list[float]:
             moved = heapq.heappop(above)
             low, high = low + moved, high - moved
             heapq.heappush(below, -moved)
-        found.append(high - low + (-below[0] if len(below) > len(above) else 0.0))
-    return found
+        costs.append(high - low + (-below[0] if len(below) > len(above) else 0.0))
+    return costs
 
 
 def _noise(points: Sequence[float]) -> float:

@@ -201,16 +201,16 @@ def _ops(places: Sequence[int], step: CompiledStep | MicroStep) -> list[OpRun]:
     """What ran, by the places that the first step told of."""
     parts = list(step.parts) if isinstance(step, MicroStep) else [step]
     number = -1 if isinstance(step, MicroStep) else 0
-    found: list[OpRun] = []
+    runs: list[OpRun] = []
     done: set[int] = set()
     for place in places:
         if place == PART:
             number, done = number + 1, set()
         elif place >= WAITING:
-            found.append(_wait(parts[number].graph, place - WAITING, number, found))
+            runs.append(_wait(parts[number].graph, place - WAITING, number, runs))
         elif place >= 0:
-            found.append(_run(parts[number].graph, parts[number].plan, place, number, done))
-    return found
+            runs.append(_run(parts[number].graph, parts[number].plan, place, number, done))
+    return runs
 
 
 def _run(graph: Graph, plan: Plan, place: int, number: int, done: set[int]) -> OpRun:
@@ -247,12 +247,12 @@ def load_timeline(folder: Path) -> Timeline | None:
     raw = read_whole(folder / WHEN_FILE)
     width = 2 + 2 * len(ops)
     table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)
-    found = _timeline(ops, list(table), 0)
-    if (found.end_ns < found.begin_ns).any() or (found.step_ns[:, 1] < found.step_ns[:, 0]).any():
+    timeline = _timeline(ops, list(table), 0)
+    if (timeline.end_ns < timeline.begin_ns).any() or (timeline.step_ns[:, 1] < timeline.step_ns[:, 0]).any():
         raise UserError(f"{folder / WHEN_FILE} is damaged: an op ends before it begins")
     if len(table) and not (table.min() >= 0 and table.max() < 2**62):
         raise UserError(f"{folder / WHEN_FILE} is damaged: it holds times that no clock shows")
-    return found
+    return timeline
 
 
 def _op_from(data: Fields) -> OpRun:

@@ -51,18 +51,18 @@ class CoreTime(Files):
 
 def parse(data: bytes | None) -> dict[str, tuple[int, int | None]]:
     """Busy and stolen ticks by core; "cpu" is all of them. What is no such line is left out."""
-    found: dict[str, tuple[int, int | None]] = {}
+    ticks_by_core: dict[str, tuple[int, int | None]] = {}
     for line in (data or b"").split(b"\n"):
         if not line.startswith(b"cpu"):
             break
         name, *words = line.split()
         ticks = whole_numbers(words)
         if len(ticks) >= 7:
-            found[name.decode(errors="replace")] = (
+            ticks_by_core[name.decode(errors="replace")] = (
                 sum(ticks[:3]) + sum(ticks[5:7]),
                 ticks[7] if len(ticks) > 7 else None,
             )
-    return found
+    return ticks_by_core
 
 
 def find(root: Path) -> Found:

@@ -65,8 +65,8 @@ class Clocks:
         """By core; nothing where clocks are not told."""
         if self.source is None:
             return {}
-        told = dict(zip((c.name[:-13] for c in self.source.channels), self.source.read(), strict=True))
-        known = {core: (hz, self._highest_hz[core]) for core, hz in told.items() if hz and core in self._highest_hz}
+        clocks = dict(zip((c.name[:-13] for c in self.source.channels), self.source.read(), strict=True))
+        known = {core: (hz, self._highest_hz[core]) for core, hz in clocks.items() if hz and core in self._highest_hz}
         return {core: math.pow(min(1.0, hz / highest), EXPONENT) for core, (hz, highest) in known.items()}
 
 
@@ -103,8 +103,8 @@ class ModelledPower(_Modelled):
         self.channels = (Channel(ENERGY, "J", True, "modelled", core_time.LEAST_WINDOW_S, model.plus_minus),)
 
     def read(self) -> tuple[float | None, ...]:
-        now, told = self._clock.read(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
-        busy = {c.name[:-7]: s for c, s in told.items() if s is not None and c.name[3:-7].isdigit()}  # cpu3_time_s
+        now, values = self._clock.read(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
+        busy = {c.name[:-7]: s for c, s in values.items() if s is not None and c.name[3:-7].isdigit()}  # cpu3_time_s
         if not busy or now is None:
             return (None,)
         if self._last is not None:

@@ -70,17 +70,17 @@ class _Supply:
         return [file for file in every if file is not None]
 
     def channels(self) -> list[Channel]:
-        found = []
+        channels = []
         if self.measured:
             kind: Kind = "derived" if self.power is None else "measured"
-            found.append(Channel(f"{self.name}_power_w", "W", False, kind, part_of=TOTAL))
+            channels.append(Channel(f"{self.name}_power_w", "W", False, kind, part_of=TOTAL))
         if self.current is not None:
-            found.append(Channel(f"{self.name}_current_a", "A", False, "measured"))
+            channels.append(Channel(f"{self.name}_current_a", "A", False, "measured"))
         if self.voltage is not None:
-            found.append(Channel(f"{self.name}_voltage_v", "V", False, "measured"))
+            channels.append(Channel(f"{self.name}_voltage_v", "V", False, "measured"))
         if self.temperature is not None:
-            found.append(Channel(f"{self.name}_temperature_c", "°C", False, "measured"))
-        return found
+            channels.append(Channel(f"{self.name}_temperature_c", "°C", False, "measured"))
+        return channels
 
     def read(self) -> list[float | None]:
         status = None if self.status is None else (self.status.read() or b"").strip()
@@ -183,8 +183,8 @@ def _amounts(folder: Path) -> list[Path]:
 
 def _supply(folder: Path) -> _Supply:
     def file(*names: str) -> OpenFile | None:
-        found = (folder / name for name in names)
-        return next((OpenFile(path) for path in found if path.exists() and may_read(path)), None)
+        files = (folder / name for name in names)
+        return next((OpenFile(path) for path in files if path.exists() and may_read(path)), None)
 
     power = file("power_now")
     if power is not None and whole(power.read()) is None:

@@ -138,12 +138,12 @@ def readable(source: Source, gives: str, resolution: str, fix: str | None = None
 
 def not_readable(name: str, gives: str, resolution: str, paths: Sequence[Path], fix: str | None = None) -> Found | None:
     """What to tell of a source none of whose files can be read; None where one can. fix: as in `missing`."""
-    there = [path for path in paths if path.exists()]
-    if not there:
+    existing = [path for path in paths if path.exists()]
+    if not existing:
         return missing(name, gives, resolution, fix)
-    if any(may_read(path) for path in there):
+    if any(may_read(path) for path in existing):
         return None
-    return unreadable(name, gives, resolution, let_read(*there))
+    return unreadable(name, gives, resolution, let_read(*existing))
 
 
 def let_read(*paths: Path) -> str:
@@ -300,10 +300,10 @@ class Numbers(Files):
 
 
 def _value(shown: int | None, number: Number, counter: Counter | None) -> float | None:
-    found: float | None = shown if counter is None else counter.add(shown)
-    if found is None:
+    reading: float | None = shown if counter is None else counter.add(shown)
+    if reading is None:
         return None
-    value = found * number.factor
+    value = reading * number.factor
     return value if number.least <= value <= number.most else None
 
 
