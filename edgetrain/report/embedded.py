@@ -130,11 +130,11 @@ def held_bytes(timeline: Timeline, picture: Picture | None) -> list[int | None] 
     curve = next((curve for curve in curves if [i.op for i in curve.instants] == names), None)
     if curve is None:
         return None
-    found: list[int | None] = []
+    held: list[int | None] = []
     instants = iter(curve.instants)
     for op in timeline.ops:
-        found.append((found[-1] if found else None) if op.why == "paged" else next(instants).held_bytes)
-    return found
+        held.append((held[-1] if held else None) if op.why == "paged" else next(instants).held_bytes)
+    return held
 
 
 def _groups(energy: Attributed, timeline: Timeline) -> dict[str, Any]:
@@ -190,10 +190,10 @@ def _whole(run: Run) -> dict[str, Any] | None:
 
 def _thin(track: Track, begin_ns: int) -> dict[str, Any]:
     thin = thinned(track, MOST_POINTS)
-    found = {**_about(track), "at": _short((thin.at_ns - begin_ns) / 1e9, 7), "mean": _short(thin.mean)}
+    data = {**_about(track), "at": _short((thin.at_ns - begin_ns) / 1e9, 7), "mean": _short(thin.mean)}
     if thin.least is not thin.mean:
-        found |= {"least": _short(thin.least), "most": _short(thin.most)}
-    return found
+        data |= {"least": _short(thin.least), "most": _short(thin.most)}
+    return data
 
 
 def _about(track: Track) -> dict[str, Any]:
