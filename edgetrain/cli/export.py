@@ -116,11 +116,11 @@ def _model(
     chosen = choose(model)
     if data is None:
         return build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
-    found = load_data(chosen, data, input_size=input_size, seed=seed)
-    if batch > len(found.train):
-        raise UserError(f"{data} has {len(found.train)} samples to train on", received=f"a batch of {batch}")
-    net, task = build_for(chosen, found, width=width)
-    return net, task, found.train.batch(torch.arange(batch))
+    dataset = load_data(chosen, data, input_size=input_size, seed=seed)
+    if batch > len(dataset.train):
+        raise UserError(f"{data} has {len(dataset.train)} samples to train on", received=f"a batch of {batch}")
+    net, task = build_for(chosen, dataset, width=width)
+    return net, task, dataset.train.batch(torch.arange(batch))
 
 
 def _require_checkable(net: nn.Module, example: Example, steps: int) -> None:

@@ -177,8 +177,8 @@ def _function(path: Path, name: str) -> Callable[..., nn.Module]:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(f"{path} could not be imported", received=f"{type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == own]
         raise UserError(f"{path} has no function {name}", expected=", ".join(names) or "a function that builds a model")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]

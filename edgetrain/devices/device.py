@@ -399,9 +399,9 @@ def _device(table: _Table, key: str) -> Device:
 
 
 def _ended(table: _Table, read: Callable[[_Table], T]) -> T:
-    found = read(table)
+    part = read(table)
     table.end()
-    return found
+    return part
 
 
 def _processor(table: _Table, name: str) -> Processor:

@@ -63,10 +63,10 @@ def _recording(file: Path) -> torch.Tensor:
         if size > LARGEST_BYTES:
             raise UserError(f"{file} is too large", expected=expected, received=f"{size:,} bytes")
         with np.load(file, allow_pickle=False) as arrays:
-            there = arrays[_SENSOR]
-            if there.dtype.kind not in "fiu":
-                raise ValueError(f"{_SENSOR} holds {there.dtype}")
-            readings = np.asarray(there, dtype=np.float64).ravel()
+            values = arrays[_SENSOR]
+            if values.dtype.kind not in "fiu":
+                raise ValueError(f"{_SENSOR} holds {values.dtype}")
+            readings = np.asarray(values, dtype=np.float64).ravel()
     except UserError:
         raise
     except Exception as error:  # a damaged archive can fail in any way

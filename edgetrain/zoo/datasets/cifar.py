@@ -58,11 +58,11 @@ def load(path: Path, *, input_size: int | None, channels: int | None) -> Data:
 
 def _batches(folder: Path) -> dict[str, Path]:
     """The files with standard names by name without suffix; the plain one where it lies there packed too."""
-    found: dict[str, Path] = {}
+    batches: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if (match := _BATCH_NAME.fullmatch(path.name)) and path.is_file():
-            found.setdefault(match[1].lower(), path)
-    return found
+            batches.setdefault(match[1].lower(), path)
+    return batches
 
 
 def _records(paths: list[Path]) -> torch.Tensor:

@@ -81,14 +81,14 @@ def load(path: Path, *, input_size: int | None, channels: int | None, seed: int)
 def _archive(path: Path) -> Path | None:
     if path.is_file():
         return path if path.name.endswith(_SUFFIX) else None
-    found = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else []
-    return found[0] if found else None
+    archives = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else []
+    return archives[0] if archives else None
 
 
 def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, ...]]:
     """(names, int8 [N, 1, 49, 10], labels, keywords by label), sorted by name."""
     content = io.BytesIO(whole(archive, LARGEST_BYTES, limit_is="the largest archive of this kind"))
-    found: dict[str, tuple[bytes, int]] = {}
+    samples: dict[str, tuple[bytes, int]] = {}
     keywords: dict[int, str] = {}
     try:
         with tarfile.open(fileobj=content) as tar:
@@ -97,15 +97,15 @@ def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, .
                 if named is None or not member.isfile():
                     continue
                 data = _sample(archive, tar, member)
-                found[member.name] = (data, int(named[2]))
+                samples[member.name] = (data, int(named[2]))
                 keywords[int(named[2])] = named[1]
     except tarfile.TarError as error:
         raise UserError(f"{archive} is no whole tar archive: {error}", next_step="fetch it again") from error
-    _check(archive, found, keywords)
-    names = sorted(found)
-    mfccs = np.frombuffer(b"".join(found[name][0] for name in names), dtype=np.int8).copy()
+    _check(archive, samples, keywords)
+    names = sorted(samples)
+    mfccs = np.frombuffer(b"".join(samples[name][0] for name in names), dtype=np.int8).copy()
     classes = tuple(keywords[label] for label in range(len(keywords)))
-    return names, mfccs.reshape(-1, *SHAPE), [found[name][1] for name in names], classes
+    return names, mfccs.reshape(-1, *SHAPE), [samples[name][1] for name in names], classes
 
 
 def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -119,10 +119,10 @@ def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> byt
     return data
 
 
-def _check(archive: Path, found: dict[str, tuple[bytes, int]], keywords: dict[int, str]) -> None:
-    if not 0 < len(found) <= LARGEST_SAMPLES or sorted(keywords) != list(range(len(keywords))):
+def _check(archive: Path, samples: dict[str, tuple[bytes, int]], keywords: dict[int, str]) -> None:
+    if not 0 < len(samples) <= LARGEST_SAMPLES or sorted(keywords) != list(range(len(keywords))):
         raise UserError(
             f"{archive} does not hold keywords",
             expected=f"1 to {LARGEST_SAMPLES:,} files NUMBER_KEYWORD_CLASS.bin, classes numbered from 0 without a gap",
-            received=f"{len(found):,} of them, of classes {sorted(keywords)}",
+            received=f"{len(samples):,} of them, of classes {sorted(keywords)}",
         )
