@@ -22,7 +22,7 @@ from edgetrain.ranges import shown
 
 T = TypeVar("T")
 
-_LARGEST = 10**300
+_MAX_NUMBER = 10**300
 _KINDS: dict[type, str] = {
     str: "text",
     int: "a whole number",
@@ -62,7 +62,7 @@ def in_words(error: Exception) -> str:
 def is_finite(value: object) -> bool:
     """Can it be shown and computed with? A whole number of any length is JSON, too."""
     if isinstance(value, int):
-        return abs(value) < _LARGEST
+        return abs(value) < _MAX_NUMBER
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -20,7 +20,7 @@ from edgetrain.measure.protocol import Progress
 from edgetrain.measure.sensors.source import Channel, Source, outermost
 from edgetrain.plan.budget import show_bytes
 
-LEAST_S = 0.5
+MIN_PAUSE_S = 0.5
 _BAR = 6  # so that all of the line fits into 80 columns
 
 
@@ -50,7 +50,7 @@ class LiveView:
     def show(self, progress: Progress) -> None:
         if not notes.is_terminal:
             return
-        if time.monotonic() - self._read_at >= LEAST_S:
+        if time.monotonic() - self._read_at >= MIN_PAUSE_S:
             self._read_at, self._told = time.monotonic(), self._readings()
         self._live.update(Text("  ".join(self.parts(progress)), overflow="ellipsis", no_wrap=True))
 

@@ -40,7 +40,7 @@ from edgetrain.saved import load as load_saved
 # A plug meter is good to 2 %; work that is no matrix product takes some 10 % more or less than one; the supply's losses
 # are no straight line.
 PLUS_MINUS = 0.15
-_LEAST_DIFFERENCE = 0.5  # of a core: with less between idle and busy, noise decides
+_MIN_DIFFERENCE = 0.5  # of a core: with less between idle and busy, noise decides
 _WORK = """
 import os
 import numpy
@@ -137,10 +137,10 @@ def checked(calibration: Calibration) -> Calibration:
         raise UserError(
             "a calibration holds a number that cannot be", expected="numbers, 0 or more", received=str(numbers)
         )
-    if calibration.busy_cores - calibration.idle_cores < _LEAST_DIFFERENCE:
+    if calibration.busy_cores - calibration.idle_cores < _MIN_DIFFERENCE:
         raise UserError(
             "the machine was as busy idle as under load",
-            expected=f"at least {_LEAST_DIFFERENCE} more busy cores under load",
+            expected=f"at least {_MIN_DIFFERENCE} more busy cores under load",
             received=f"{calibration.idle_cores:.2f} idle, {calibration.busy_cores:.2f} under load",
             next_step="end other programs and calibrate again",
         )

@@ -28,9 +28,9 @@ WHOLE_DEVICE = ("power supply", "ina3221", "raspberry pmic")
 Verdict = Literal["quiet", "noisy", "unknown"]
 
 # Above these parts of a core, or of the time, somebody else was at work.
-MOST_OTHERS, MOST_STEAL, MOST_PRESSURE = 0.10, 0.02, 0.05
+MAX_OTHERS, MAX_STEAL, MAX_PRESSURE = 0.10, 0.02, 0.05
 
-LEAST_COVERED = 0.8  # of a span, by the readings that tell of it
+MIN_COVERED = 0.8  # of a span, by the readings that tell of it
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def quiet(samples: Samples, span: Span) -> Quiet:
     waits = [growth(samples, f"pressure_{what}_s", span) for what in ("memory", "io")]
     known_waits = [wait / span.time_s for wait in waits if wait is not None]
     pressure = max(known_waits) if known_waits else None
-    limits = ((others, MOST_OTHERS), (steal, MOST_STEAL), (pressure, MOST_PRESSURE))
+    limits = ((others, MAX_OTHERS), (steal, MAX_STEAL), (pressure, MAX_PRESSURE))
     known = [part <= limit for part, limit in limits if part is not None]
     verdict: Verdict = "unknown" if not known else "quiet" if all(known) else "noisy"
     return Quiet(verdict, others, steal, pressure)
@@ -180,7 +180,7 @@ def _overlap(at: Times, span: Span) -> Span | None:
     if len(at) < 2:
         return None
     overlap = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))
-    return overlap if overlap.time_s > 0 and overlap.time_s >= LEAST_COVERED * span.time_s else None
+    return overlap if overlap.time_s > 0 and overlap.time_s >= MIN_COVERED * span.time_s else None
 
 
 def _energy(series: Series, span: Span) -> Energy | None:

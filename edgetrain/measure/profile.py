@@ -45,7 +45,7 @@ from edgetrain.run.memory import MemoryTrace, allocated_peak
 from edgetrain.run.step import Step
 
 INFERENCES = 7  # forward passes that are timed at least; the first ones are left out
-MOST_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few of short ones tell little
+MAX_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few of short ones tell little
 INFERENCES_LEFT_OUT = 2
 BUSY = "not known: the machine was busy"
 _NOT_HAD: Origin = "unavailable"
@@ -363,7 +363,7 @@ def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: Mem
 
     times: list[float] = []
     grown = allocated_peak(forward)
-    while len(times) < INFERENCES or (len(times) < MOST_INFERENCES and sum(times) < INFERENCES_S):
+    while len(times) < INFERENCES or (len(times) < MAX_INFERENCES and sum(times) < INFERENCES_S):
         forward()
     taken = median_interval(times[INFERENCES_LEFT_OUT:])
     trained = median_interval(measured.timeline.step_s.tolist())

@@ -38,7 +38,7 @@ from edgetrain.measure.sampling import Task
 from edgetrain.measure.sensors import Source, find
 from edgetrain.measure.series import Paced
 
-LEAST_PERIOD_S, MOST_PERIOD_S = 0.001, 60.0
+MIN_PERIOD_S, MAX_PERIOD_S = 0.001, 60.0
 _PATIENCE_S = 20.0  # a driver's library can take seconds to start
 
 # edgetrain/__init__.py loads PyTorch. A package of that name with the same folder and nothing in it takes its place,
@@ -69,10 +69,10 @@ class Sampler:
         *,
         seed: int | None = None,
     ) -> None:
-        if not LEAST_PERIOD_S <= period_s <= MOST_PERIOD_S:
+        if not MIN_PERIOD_S <= period_s <= MAX_PERIOD_S:
             raise UserError(
                 "the sampler cannot sample at this period",
-                expected=f"{LEAST_PERIOD_S:g} to {MOST_PERIOD_S:g} seconds",
+                expected=f"{MIN_PERIOD_S:g} to {MAX_PERIOD_S:g} seconds",
                 received=f"{period_s:g}",
             )
         if sources is None:

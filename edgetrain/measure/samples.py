@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
 
 # Far more than any machine has: what is above was not written by a sampler.
-MOST_SOURCES, MOST_CHANNELS, MOST_HEADER_BYTES = 1000, 20_000, 8 << 20
-_MOST_PERIOD_NS = 3600 * 10**9
+MAX_SOURCES, MAX_CHANNELS, MAX_HEADER_BYTES = 1000, 20_000, 8 << 20
+_MAX_PERIOD_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def read_samples(folder: Path | str) -> Samples:
     """Of a run folder."""
     file = Path(folder) / SAMPLES
     data = read_whole(file)
-    end = data.find(b"\n", 0, MOST_HEADER_BYTES)
+    end = data.find(b"\n", 0, MAX_HEADER_BYTES)
     if end < 0:
         raise UserError(f"{file} holds no samples of edgetrain", received=f"{len(data)} bytes without a header")
     head = _header(file, data[:end])
     sources = _sources(head)
     blocks, cut_off = _blocks(data, end + 1, [_row(channels) for _, channels in sources])
     return Samples(
-        _whole(head, "period_ns", 1, _MOST_PERIOD_NS),
+        _whole(head, "period_ns", 1, _MAX_PERIOD_NS),
         _whole(head, "started_ns", 0, 1 << 62),
         _whole(head, "wall_offset_ns", -(1 << 62), 1 << 62),
         tuple(_series(*source, rows) for source, rows in zip(sources, blocks, strict=True)),
@@ -130,13 +130,13 @@ def _header(file: Path, line: bytes) -> Fields:
 
 
 def _sources(head: Fields) -> list[tuple[str, tuple[Channel, ...]]]:
-    sources = [_source(entry) for entry in head.each("sources", MOST_SOURCES)]
+    sources = [_source(entry) for entry in head.each("sources", MAX_SOURCES)]
     _distinct(head, "sources", [name for name, _ in sources])
     return sources
 
 
 def _source(data: Fields) -> tuple[str, tuple[Channel, ...]]:
-    channels = tuple(map(_channel, data.each("channels", MOST_CHANNELS)))
+    channels = tuple(map(_channel, data.each("channels", MAX_CHANNELS)))
     _distinct(data, "channels", [channel.name for channel in channels])
     return _name(data, "name"), channels
 

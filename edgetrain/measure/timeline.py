@@ -41,7 +41,7 @@ from edgetrain.saved import Fields, read_object, read_whole
 
 SCHEMA = 1
 WHAT_FILE, WHEN_FILE = "timeline.json", "timeline.bin"
-MOST_OPS = 1_000_000
+MAX_OPS = 1_000_000
 KEPT_EVERY_S = 1.0  # rows are written together: a file that is opened for each takes as long as a small op
 
 Why = Literal["first", "recomputed", "paged"]
@@ -243,7 +243,7 @@ def load_timeline(folder: Path) -> Timeline | None:
         return None
     data = read_object(folder / WHAT_FILE)
     data.schema(SCHEMA)
-    ops = tuple(_op_from(entry) for entry in data.each("ops", MOST_OPS))
+    ops = tuple(_op_from(entry) for entry in data.each("ops", MAX_OPS))
     raw = read_whole(folder / WHEN_FILE)
     width = 2 + 2 * len(ops)
     table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)

@@ -52,7 +52,7 @@ _BY_UNIT: dict[str, Quantity] = {
 _CORE = re.compile(r"cpu\d+")
 _RATES = {"J": "W", "s": "1"}
 _MEAN = "mean of all cores"
-MOST_IN_A_LANE = 17
+MAX_IN_A_LANE = 17
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def drawn(lines: Sequence[Track]) -> list[Track]:
     kept = []
     for track in lines:
         count[track.quantity] += 1
-        if count[track.quantity] <= MOST_IN_A_LANE:
+        if count[track.quantity] <= MAX_IN_A_LANE:
             kept.append(track)
     return kept
 

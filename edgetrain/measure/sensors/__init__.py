@@ -34,7 +34,7 @@ from edgetrain.measure.sensors.source import Channel, Finding, Found, Kind, Sour
 
 __all__ = ["Channel", "Finding", "Kind", "Source", "find", "gives_power", "outermost"]
 
-_LONGEST_S = 0.2
+_MAX_S = 0.2
 _OF_THE_PROCESSOR = (rapl.NAME, ina3221.NAME, power_supply.NAME, rpi_pmic.NAME)
 
 
@@ -95,7 +95,7 @@ def timed(finding: Finding, source: Source | None, *, reads: int) -> Found:
     source.open()
     source.read()  # the first one opens what was not open
     taken: list[float] = []
-    while len(taken) < reads and sum(taken) < _LONGEST_S:
+    while len(taken) < reads and sum(taken) < _MAX_S:
         start = time.perf_counter()
         source.read()
         taken.append(time.perf_counter() - start)

@@ -26,7 +26,7 @@ from edgetrain.measure.sensors.source import (
 
 NAME = "core time"
 GIVES = "busy time of each core, steal"
-LEAST_WINDOW_S = 0.2
+MIN_WINDOW_S = 0.2
 
 
 class CoreTime(Files):
@@ -34,7 +34,7 @@ class CoreTime(Files):
 
     def __init__(self, path: Path, cores: tuple[str, ...], tick_s: float) -> None:
         names = (*(f"{core}_time_s" for core in cores), "steal_time_s")
-        channels = tuple(Channel(name, "s", True, "measured", least_window_s=LEAST_WINDOW_S) for name in names)
+        channels = tuple(Channel(name, "s", True, "measured", least_window_s=MIN_WINDOW_S) for name in names)
         super().__init__(NAME, channels, (OpenFile(path),))
         self._cores, self._tick_s = cores, tick_s
         self._totals = tuple(Counter() for _ in names)

@@ -100,7 +100,7 @@ class ModelledPower(_Modelled):
         self._cores, self._clock = cores, clock
         self._last: tuple[float, dict[str, float]] | None = None
         self._energy_j = 0.0
-        self.channels = (Channel(ENERGY, "J", True, "modelled", core_time.LEAST_WINDOW_S, model.plus_minus),)
+        self.channels = (Channel(ENERGY, "J", True, "modelled", core_time.MIN_WINDOW_S, model.plus_minus),)
 
     def read(self) -> tuple[float | None, ...]:
         now, values = self._clock.read(), dict(zip(self._cores.channels, self._cores.read(), strict=True))

@@ -42,7 +42,7 @@ NAME = "power supply"
 GIVES = "power out of the battery and in by the plug"
 RESOLUTION = "by gauge: 0.2 to 1 s and some mA"
 TOTAL = "supply_power_w"
-_LEAST_UA = 10_000
+_MIN_UA = 10_000
 _BATTERIES = ("Battery", "UPS")
 
 
@@ -110,7 +110,7 @@ class _Supply:
         shown = None if self.current is None else self.current.number()
         if shown is None:
             return None
-        self.micro = self.micro or abs(shown) >= _LEAST_UA
+        self.micro = self.micro or abs(shown) >= _MIN_UA
         milli = self.battery and status == b"Discharging" and not self.micro and shown != 0
         return self._signed(shown * (1e-3 if milli else 1e-6), status)
 

@@ -27,7 +27,7 @@ from typing import Literal, Protocol, runtime_checkable
 Kind = Literal["measured", "derived", "modelled", "unavailable"]
 Unit = Literal["s", "J", "W", "B", "°C", "Hz", "V", "A", "1"]
 
-_MOST_BYTES = 1 << 16  # more than any file that is read here; /proc/stat of 256 cores is 25 kB
+_MAX_BYTES = 1 << 16  # more than any file that is read here; /proc/stat of 256 cores is 25 kB
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class OpenFile:
         if self._handle < 0:
             return b""
         try:
-            return os.pread(self._handle, _MOST_BYTES, 0)
+            return os.pread(self._handle, _MAX_BYTES, 0)
         except OSError:
             return b""
 

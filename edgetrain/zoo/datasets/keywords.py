@@ -1,7 +1,7 @@
 """Spoken keywords as MFCCs: the 1,000 samples that MLPerf Tiny tests keyword spotting with.
 
 In: kws01_mfcc_int8_1000.tar.xz, or a folder that holds it: int8 files of 49 frames × 10 coefficients, named
-NUMBER_KEYWORD_CLASS.bin, at most LARGEST_SAMPLES of them.
+NUMBER_KEYWORD_CLASS.bin, at most MAX_SAMPLES of them.
 Out: `Data` with a quarter of each class held out to test; x [B, 1, 49, 10].
 Normalisation: each coefficient by MEAN and STD, those of all 1,000 samples. As they come nine of the ten vary by less
 than a tenth of the first.
@@ -30,7 +30,7 @@ SHAPE = (1, FRAMES, COEFFICIENTS)
 MEAN = (57.44, 85.18, 82.86, 81.96, 82.13, 82.20, 82.18, 82.21, 82.03, 82.04)
 STD = (41.63, 6.66, 4.37, 3.44, 2.89, 2.23, 2.03, 1.79, 1.73, 1.59)
 TEST_SHARE = 0.25
-LARGEST_SAMPLES, LARGEST_BYTES = 10_000, 64 << 20
+MAX_SAMPLES, MAX_BYTES = 10_000, 64 << 20
 _SUFFIX = "_mfcc_int8_1000.tar.xz"
 _NAME = re.compile(r"[^/]*_([A-Za-z]+)_(\d{1,2})\.bin")
 
@@ -87,7 +87,7 @@ def _archive(path: Path) -> Path | None:
 
 def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, ...]]:
     """(names, int8 [N, 1, 49, 10], labels, keywords by label), sorted by name."""
-    content = io.BytesIO(whole(archive, LARGEST_BYTES, limit_is="the largest archive of this kind"))
+    content = io.BytesIO(whole(archive, MAX_BYTES, limit_is="the largest archive of this kind"))
     samples: dict[str, tuple[bytes, int]] = {}
     keywords: dict[int, str] = {}
     try:
@@ -120,9 +120,9 @@ def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> byt
 
 
 def _check(archive: Path, samples: dict[str, tuple[bytes, int]], keywords: dict[int, str]) -> None:
-    if not 0 < len(samples) <= LARGEST_SAMPLES or sorted(keywords) != list(range(len(keywords))):
+    if not 0 < len(samples) <= MAX_SAMPLES or sorted(keywords) != list(range(len(keywords))):
         raise UserError(
             f"{archive} does not hold keywords",
-            expected=f"1 to {LARGEST_SAMPLES:,} files NUMBER_KEYWORD_CLASS.bin, classes numbered from 0 without a gap",
+            expected=f"1 to {MAX_SAMPLES:,} files NUMBER_KEYWORD_CLASS.bin, classes numbered from 0 without a gap",
             received=f"{len(samples):,} of them, of classes {sorted(keywords)}",
         )
