@@ -135,7 +135,7 @@ def _die_with_parent() -> None:
 def run(
     function: str, data: Any, *, progress: Progress | None = None, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Call `function(data, progress)` there. `progress` is told how many of how many parts are done."""
+    """Call `function(data, progress)` there. `progress` gets how many parts are done, and of how many."""
     with tempfile.TemporaryDirectory(prefix="edgetrain-") as folder:
         (Path(folder) / "data.json").write_text(json.dumps(data), encoding="utf-8")
         # -c and not -m: the package may have been found through a path that only this process knows.

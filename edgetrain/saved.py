@@ -45,7 +45,7 @@ def load(path: str | Path, what: str, from_data: Callable[[Any], T], *, next_ste
 
 
 def in_words(error: Exception) -> str:
-    """What is wrong with plain data, by the error that reading it met: of Python's own no name and no code is told."""
+    """What is wrong with plain data, by the error that reading it met, without Python's own names and code."""
     if isinstance(error, KeyError):
         return f"the field {error.args[0]!r:.60} is missing"
     if isinstance(error, RecursionError):

@@ -1,4 +1,4 @@
-"""`edgetrain doctor`: this machine, its sensors, and what each of them can tell."""
+"""`edgetrain doctor`: this machine, its sensors, and what each of them measures."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _shown(channel: Channel, value: float | None) -> str:
 
 
 def _readings(finding: Finding, values: Values) -> list[str]:
-    """The first values that tell something, with their names."""
+    """The first values that are known, with their names."""
     order = sorted(finding.channels, key=lambda channel: channel.name not in _KEY)
     order.sort(key=lambda channel: values.get(channel.name) is None)
     readings = [f"{channel.label} {_shown(channel, values.get(channel.name))}" for channel in order[:_SHOWN]]
@@ -110,7 +110,7 @@ def _readings(finding: Finding, values: Values) -> list[str]:
 
 
 def _facts(machine: Machine) -> str:
-    """This machine in one line; what it does not tell is left out."""
+    """This machine in one line; what is not known is left out."""
     cores = None if machine.cores is None else f"{machine.cores} cores"
     if cores and machine.usable_cores != machine.cores:
         cores += f" ({machine.usable_cores} usable)"

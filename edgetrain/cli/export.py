@@ -127,7 +127,7 @@ def _require_checkable(net: nn.Module, example: Example, steps: int) -> None:
     """Before anything is written."""
     if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
         raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
-    # A debug build tells the gradients of every step, which are held together.
+    # A debug build reports the gradients of every step, which are all held in memory.
     each = sum(t.nbytes for t in (*example, *net.parameters()))
     require_room(f"a check over {steps:,} steps", steps * each, next_step="check fewer steps")
 

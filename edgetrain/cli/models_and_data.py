@@ -126,7 +126,7 @@ def build_alone(
 
 @contextmanager
 def told_of_batch(model: str, source: str, batch: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A batch that the model refuses, told in words of the command line, which knows no loss and no example."""
+    """A batch that the model refuses, explained in words of the command line, which knows no loss and no example."""
     try:
         yield
     except ExampleRefused as error:

@@ -186,7 +186,7 @@ def _busy_s(root: Path) -> float:
     if source is not None:
         source.close()
     if busy_s is None:
-        raise UserError(f"{root / 'proc/stat'} does not tell how busy the cores are", next_step="calibrate on Linux")
+        raise UserError(f"{root / 'proc/stat'} does not say how busy the cores are", next_step="calibrate on Linux")
     return busy_s
 
 

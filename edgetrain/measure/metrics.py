@@ -1,11 +1,11 @@
 """What the samples say of a span of time: CPU seconds, utilisation, memory, energy, temperature, and how quiet it was.
 
 In:  `Samples`, and a span of the same clock.
-Out: numbers of that span. What no sensor told is None.
+Out: numbers of that span. What no sensor measured is None.
 
 A counter (CPU time, energy) is read off at both ends of the span, between two readings by a straight line; where the
 readings begin a little later or end a little earlier, what they miss is taken to be like the rest. A gauge (power,
-temperature) is averaged over time. Energy comes from every source that tells it; which of them speaks for the
+temperature) is averaged over time. Energy comes from every source that measures it; which of them speaks for the
 machine:
 
     a sensor of the whole device     battery, board input, PMIC         alone
@@ -30,7 +30,7 @@ Verdict = Literal["quiet", "noisy", "unknown"]
 # Above these parts of a core, or of the time, somebody else was at work.
 MAX_OTHERS, MAX_STEAL, MAX_PRESSURE = 0.10, 0.02, 0.05
 
-MIN_COVERED = 0.8  # of a span, by the readings that tell of it
+MIN_COVERED = 0.8  # of a span, by readings
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Quiet:
 
     def __str__(self) -> str:
         if self.verdict == "unknown":
-            return "unknown: this machine does not tell what else ran"
+            return "unknown: this machine does not say what else ran"
         parts = [
             f"{name} {100 * part:.1f} %"
             for name, part in (("other processes", self.others), ("steal", self.steal), ("pressure", self.pressure))
@@ -112,7 +112,7 @@ def utilisation(samples: Samples, span: Span) -> dict[str, float]:
 
 
 def energies(samples: Samples, span: Span) -> list[Energy]:
-    """One for each source that tells power or energy."""
+    """One for each source that measures power or energy."""
     return [energy for series in samples.series if (energy := _energy(series, span)) is not None]
 
 
@@ -176,7 +176,7 @@ def _mean(at: Times, values: Floats, span: Span) -> float | None:
 
 
 def _overlap(at: Times, span: Span) -> Span | None:
-    """The part of the span that the readings reach over: most of it, or they tell nothing of it."""
+    """The part of the span that the readings reach over: most of it, or None."""
     if len(at) < 2:
         return None
     overlap = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))

@@ -1,4 +1,4 @@
-"""Which watts energy is modelled with, where no sensor tells it (`sensors/modelled_power.py`).
+"""Which watts energy is modelled with, where no sensor measures it (`sensors/modelled_power.py`).
 
 what the user read off a plug meter here      `edgetrain calibrate`        ±15 %
 else a device file                            by the board's name          ±20 % and more, as the file says
@@ -130,8 +130,8 @@ def with_model(
     device: str | Path | None = None,
     reads: int = 5,
 ) -> list[tuple[Finding, Source | None]]:
-    """The sources with the model among them, where no sensor tells the processor's power or a device is asked for."""
+    """The sources with the model among them, where no sensor measures the processor's power, or a device is given."""
     if device is None and gives_power(sources):
-        finding, _ = missing(NAME, "not needed: a sensor tells power here", "")
+        finding, _ = missing(NAME, "not needed: a sensor measures power here", "")
         return [*sources, (replace(finding, fix=None), None)]
     return [*sources, *(timed(*each, reads=reads) for each in find_model(root, pid=pid, device=device))]

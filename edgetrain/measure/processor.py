@@ -1,4 +1,4 @@
-"""How a run uses the processor: threads, cores, frequency; set for a block, put back after it, and told.
+"""How a run uses the processor: threads, cores, frequency; set for a block, put back after it, and reported.
 
 In:  `Processor`, what is asked for; None leaves a thing as it is.
 Out: `Processor`, what is in force in the block, for the record.
@@ -116,7 +116,7 @@ def _limits(folder: Path) -> dict[str, int]:
         raise UserError(
             "the frequency cannot be set on this machine: the kernel offers no cpufreq",
             received=f"{folder}: {error}",
-            next_step="leave the frequency out; what it is where the machine tells is in the samples",
+            next_step="leave the frequency out; the samples hold what it was, where the machine says so",
         ) from error
 
 

@@ -5,7 +5,7 @@ Out: `Profile`, and a run folder: record.json (the summary), timeline.json and .
      attribution.json, memory.json. `edgetrain report` draws it.
 
 How it is measured stands in `protocol.py`. Every value of the summary says whether it was measured, derived or
-modelled; what this machine does not tell is "unavailable", never 0.
+modelled; what this machine cannot measure is "unavailable", never 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from edgetrain.run.memory import MemoryTrace, allocated_peak
 from edgetrain.run.step import Step
 
 INFERENCES = 7  # forward passes that are timed at least; the first ones are left out
-MAX_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few of short ones tell little
+MAX_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few short ones say little
 INFERENCES_LEFT_OUT = 2
 BUSY = "not known: the machine was busy"
 _NOT_HAD: Origin = "unavailable"
@@ -101,7 +101,7 @@ def profile(
     steps: measured ones, after the warm-up; by default at least 30, and 3 s of them.
     out: the run folder; by default a new one under runs/.
     threads, cores, frequency_hz: how the processor is used meanwhile; put back afterwards.
-    device: a device file to model energy with, where no sensor tells it.
+    device: a device file to model energy with, where no sensor measures it.
     protocol: idle time, sampling period, rounds; `steps` of it is not read. sources: sensors in place of those found.
     The model is trained by these steps.
     """
@@ -133,7 +133,7 @@ def profile(
 
 
 def found_sources(device: str | Path | None = None) -> tuple[Source, ...]:
-    """The sensors of this machine that can be read, and the power model where none tells power."""
+    """The sensors of this machine that can be read, and the power model where none measures power."""
     sources = with_model(find(), pid=os.getpid(), device=device)
     return tuple(source for _, source in sources if source is not None)
 
@@ -151,7 +151,7 @@ def _attributed(measured: Measured) -> Iterator[Attributed]:
         if resolved is not None:
             channel, windows = resolved
             attribution = attribute(ops, windows)
-            # Idle time that cannot be told from some ops is in their share already.
+            # Idle time that cannot be told apart from some ops is in their share already.
             alone = attribution.idle is not None and attribution.idle not in attribution.shares
             shares = (*attribution.shares, *((attribution.idle,) if alone and attribution.idle is not None else ()))
             origin: Origin = "modelled" if channel.kind == "modelled" else "derived"
@@ -168,7 +168,7 @@ def _instances(timeline: Timeline) -> Ops:
 
 
 def _energy_windows(measured: Measured) -> tuple[Channel, Windows] | None:
-    """Of the source that speaks for the machine. The model tells the process's own part more finely than the whole."""
+    """Of the source that speaks for the machine. The model resolves the process's own part more finely."""
     chosen = metrics.chosen(metrics.energies(measured.samples, measured.measured))
     if chosen is None:
         return None

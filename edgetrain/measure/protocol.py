@@ -51,7 +51,7 @@ class Protocol:
     """
     steps:  measured ones; None: MIN_STEPS, and as many more as take MIN_TIME_S.
     idle_s: of the baseline. period_s: of the sampler.
-    rounds: of blocks that tell what measuring costs; 0 leaves them out.
+    rounds: of blocks that measure what measuring itself costs; 0 leaves them out.
     """
 
     steps: int | None = None
@@ -149,7 +149,7 @@ def _more(how: Protocol, done: int, time_s: float) -> bool:
 
 
 def _expected(how: Protocol, done: int, step_s: float) -> int:
-    """How many steps there will be, as far as the last one tells."""
+    """How many steps there will be, by the time of the last one."""
     return how.steps or max(MIN_STEPS, done, math.ceil(MIN_TIME_S / step_s))
 
 

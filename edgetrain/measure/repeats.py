@@ -1,6 +1,6 @@
 """The same measurement in several fresh processes, taken together.
 
-In:  run folders of one command, the first of which is to tell for all.
+In:  run folders of one command, the first of which gets the summary of all.
 Out: the summary of all, which becomes that of the first: medians, with intervals that know that processes differ
      (memory layout, code alignment and the state of the machine are drawn anew for each).
 """

@@ -198,7 +198,7 @@ class _Clock:
 
 
 def _ops(places: Sequence[int], step: CompiledStep | MicroStep) -> list[OpRun]:
-    """What ran, by the places that the first step told of."""
+    """What ran, by the places that the first step passed."""
     parts = list(step.parts) if isinstance(step, MicroStep) else [step]
     number = -1 if isinstance(step, MicroStep) else 0
     runs: list[OpRun] = []

@@ -195,7 +195,7 @@ def resident_bytes() -> int:
 
 
 def reached_bytes() -> int:
-    """How far up the arena has been used since it was last trimmed; pages below may have been handed back."""
+    """How far up the arena has been used since it was last trimmed; pages below may have been released."""
     return int(_library().et_touched()) if available() else 0
 
 

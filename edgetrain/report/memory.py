@@ -161,7 +161,7 @@ def _panel(curve: Curve, x: Axis, y: Axis, budget: int | None, number: int) -> I
     if budget is not None:
         at = y.at(budget)
         yield f'<line class="budget" x1="{_LEFT}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield f'<text class="told halo" x="{x.end - 4}" y="{at - 5:.1f}" text-anchor="end">'
+        yield f'<text class="mark-name halo" x="{x.end - 4}" y="{at - 5:.1f}" text-anchor="end">'
         yield f"budget {show_bytes(budget)}</text>"
     at_peak = x.at(curve.instants.index(peak) + 0.5)
     yield f'<circle class="peak" cx="{at_peak:.1f}" cy="{y.at(peak.held_bytes):.1f}" r="3"/>'

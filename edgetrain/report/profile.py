@@ -273,7 +273,7 @@ def _maybe(value: float | None, unit: str) -> str:
 def _energy(row: Row) -> str:
     energy: Energy | None = row.energy
     if energy is None:
-        return '<span class="soft" title="no figure: no sample tells of it">—</span>'
+        return '<span class="soft" title="no figure: no sample met it">—</span>'
     sign = "≈ " if energy.merged else ""
     return sign + _with_interval(energy.amount_j, energy.low_j, energy.high_j, "J")
 

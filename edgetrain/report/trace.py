@@ -100,7 +100,7 @@ class _Spot:
     op: OpRun
     begin: int
     end: int
-    told: Event
+    event: Event
 
 
 def _slices(run: Run, timeline: Timeline, zero: int) -> Iterator[Timed]:
@@ -142,7 +142,7 @@ def _layer(module: str, spots: Sequence[_Spot]) -> Iterator[Timed]:
     if module:
         yield spots[0].begin, _begin(clip(module), "layer", {})
     for spot in spots:
-        yield spot.begin, spot.told
+        yield spot.begin, spot.event
         yield spot.end, {"ph": "E"}
     if module:
         yield spots[-1].end, {"ph": "E"}

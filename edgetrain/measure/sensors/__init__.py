@@ -1,4 +1,4 @@
-"""What this machine can tell of itself: one file a source, each under a root folder that tests replace.
+"""What this machine can measure of itself: one file a source, each under a root folder that tests replace.
 
 `find` looks for all of them. `source.py` says what a source is.
 """
@@ -71,7 +71,7 @@ def find(
 
 
 def _nested(sources: list[Found]) -> list[Found]:
-    """Where a battery tells what the whole machine takes, the watts of its chips are in there already."""
+    """Where a battery measures what the whole machine takes, the watts of its chips are in there already."""
     if not any(channel.name == power_supply.TOTAL for finding, _ in sources for channel in finding.channels):
         return sources
     nested = []
@@ -104,8 +104,10 @@ def timed(finding: Finding, source: Source | None, *, reads: int) -> Found:
 
 
 def gives_power(sources: list[tuple[Finding, Source | None]]) -> bool:
-    """Some sensor tells now what the processor takes, alone or with the whole machine. A GPU's own power is not that,
-    nor is a battery's while the machine hangs on mains. Where none does, energy is modelled (`measure/power_model.py`).
+    """Whether a sensor measures now what the processor takes, alone or with the whole machine.
+
+    A GPU's own power is not that, nor is a battery's while the machine is on mains. Where no sensor does, energy is
+    modelled (`measure/power_model.py`).
     """
     for finding, source in sources:
         if source is None or finding.name not in _OF_THE_PROCESSOR:

@@ -93,7 +93,7 @@ class Phone:
 
 
 def phones(adb: str = "adb") -> dict[str, str]:
-    """State by serial number, as `adb devices` tells: device (ready), unauthorized, offline, no permissions."""
+    """State by serial number, as `adb devices` reports: device (ready), unauthorized, offline, no permissions."""
     try:
         done = subprocess.run([adb, "devices"], capture_output=True, text=True, timeout=20, errors="replace")
     except (OSError, subprocess.TimeoutExpired):

@@ -2,7 +2,7 @@
 
 In:  /proc/meminfo, /proc/self/cgroup, the files of control groups (version 1 and 2), /proc/pressure/memory; all under a
      root folder.
-Out: bytes. What cannot be read is left out; what nobody tells is None, never 0.
+Out: bytes. What cannot be read is left out; what is not known is None, never 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Memory:
 
 
 def memory(root: str | Path = "/") -> Memory | None:
-    """None where the system does not tell."""
+    """None where the system does not say."""
     root = Path(root)
     content = _content(root / "proc/meminfo")
     free, total = amount(content, b"MemAvailable:"), amount(content, b"MemTotal:")

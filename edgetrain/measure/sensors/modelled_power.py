@@ -1,4 +1,4 @@
-"""Energy where no sensor tells it: modelled from CPU time, the clocks of the cores and a few watts.
+"""Energy where no sensor measures it: modelled from CPU time, the clocks of the cores and a few watts.
 
     power = idle_w + core_w × Σ over busy cores (clock ÷ highest clock)^1.3
 
@@ -62,7 +62,7 @@ class Clocks:
         self.source, self._highest_hz = source, highest_hz
 
     def factors(self) -> dict[str, float]:
-        """By core; nothing where clocks are not told."""
+        """By core; nothing where clocks are not known."""
         if self.source is None:
             return {}
         clocks = dict(zip((c.name[:-13] for c in self.source.channels), self.source.read(), strict=True))
@@ -131,7 +131,7 @@ class ModelledProcessPower(_Modelled):
         if used_s is None:
             return (None,)
         if self._last_s is not None:
-            # Nobody tells on which core it ran; it is the busy one, and that has the highest clock.
+            # It is not known on which core it ran; it is the busy one, and that has the highest clock.
             fastest = max(self._clocks.factors().values(), default=1.0)
             self._energy_j += self.model.core_w * (used_s - self._last_s) * fastest
         self._last_s = used_s

@@ -136,11 +136,11 @@ class PowerSupply(Files):
         self._supplies = supplies
 
     def read(self) -> tuple[float | None, ...]:
-        told = [supply.read() for supply in self._supplies]
-        values = [value for each in told for value in each]
+        rows = [supply.read() for supply in self._supplies]
+        values = [value for each in rows for value in each]
         if len(values) == len(self.channels):
             return tuple(values)
-        parts = [each[0] for supply, each in zip(self._supplies, told, strict=True) if supply.measured]
+        parts = [each[0] for supply, each in zip(self._supplies, rows, strict=True) if supply.measured]
         known = [part for part in parts if part is not None]
         return *values, sum(known) if len(known) == len(parts) and not self._hidden() else None
 
@@ -164,7 +164,7 @@ def find(root: Path) -> Found:
     if not any(supply.channels() for supply in supplies):
         return missing(NAME, GIVES, RESOLUTION)
     measured = ", ".join(supply.name for supply in supplies if supply.measured)
-    gives = f"power of {measured}, and of the machine" if measured else "no power; what else the battery tells"
+    gives = f"power of {measured}, and of the machine" if measured else "no power; what else the battery reports"
     return readable(PowerSupply(supplies), gives, RESOLUTION, let_read(*closed) if closed else None)
 
 

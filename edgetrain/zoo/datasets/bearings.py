@@ -7,7 +7,8 @@ Promised: no file is unpickled, and none is read that would take more than MAX_B
     recording ├─ window 512 ─┤├─ window ─┤ …        43 ms each, none overlaps another
     window    → power spectrum → BANDS bands of like width → log → by its own mean and spread
 
-A fault shakes more, and loudness alone would tell it. So each spectrum has mean 0 and spread 1: it tells a shape.
+A fault shakes more, and loudness alone would give it away. So each spectrum has mean 0 and spread 1: only its shape is
+left.
 
 Normal recordings were made at 48,000 readings a second (Smith and Randall 2015; at 12,000, the lines of the shaft, 30 a
 second, would lie at quarters of where the others have them). Read as if at 12,000, they are told apart by that alone.
