@@ -135,7 +135,7 @@ def _die_with_parent() -> None:
 def run(
     function: str, data: Any, *, progress: Progress | None = None, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Call `function(data, progress)` there. `progress` is told how many of how many parts are done."""
+    """Call `function(data, progress)` there. `progress` gets how many parts are done, and of how many."""
     with tempfile.TemporaryDirectory(prefix="edgetrain-") as folder:
         (Path(folder) / "data.json").write_text(json.dumps(data), encoding="utf-8")
         # -c and not -m: the package may have been found through a path that only this process knows.
@@ -149,9 +149,9 @@ def run(
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                told = _PROGRESS.fullmatch(line)  # a library may print too
-                if told is not None and progress is not None:
-                    progress(int(told[1]), int(told[2]))
+                match = _PROGRESS.fullmatch(line)  # a library may print too
+                if match is not None and progress is not None:
+                    progress(int(match[1]), int(match[2]))
         finally:
             process.kill()
             process.wait()
@@ -185,7 +185,7 @@ def main(function: str, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
     module, _, name = function.partition(":")
     data = json.loads((Path(folder) / "data.json").read_text(encoding="utf-8"))
-    found = getattr(importlib.import_module(module), name)(
+    result = getattr(importlib.import_module(module), name)(
         data, lambda done, total: print(f"progress {done} {total}", flush=True)
     )
-    write_text(Path(folder) / "result.json", json.dumps(found))
+    write_text(Path(folder) / "result.json", json.dumps(result))

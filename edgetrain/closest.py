@@ -13,14 +13,14 @@ from edgetrain.errors import UserError
 from edgetrain.ranges import shown
 
 CLOSE = 0.72  # of difflib: a letter or two of a word are wrong
-_LONGEST = 64  # no name is as long; to compare a longer one takes time for nothing
+_MAX_LENGTH = 64  # no name is as long; to compare a longer one takes time for nothing
 
 
 def closest(given: str, names: Iterable[str]) -> str | None:
     """The one name that was most likely meant; None where nothing is truly close."""
     by_plain = {_plain(name): name for name in names}
-    plain = _plain(given[: _LONGEST + 1])
-    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=CLOSE) if len(plain) <= _LONGEST else []
+    plain = _plain(given[: _MAX_LENGTH + 1])
+    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=CLOSE) if len(plain) <= _MAX_LENGTH else []
     return by_plain[close[0]] if close else None
 
 

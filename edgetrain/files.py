@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from edgetrain.errors import UserError
 
 TEMPORARY = ".tmp-"  # begins the names of files that are not whole yet
-LARGEST_BYTES = 1 << 30  # of a file that is read whole
+MAX_BYTES = 1 << 30  # of a file that is read whole
 _NAME_BYTES, _PATH_BYTES = 255, 4096  # what Linux allows
 _DIGITS = 20  # of a whole number that has a use; 2⁶⁴ has as many
 
@@ -42,7 +42,7 @@ def checked_path(path: str | os.PathLike[str], what: str = "file") -> Path:
     return Path(path)
 
 
-def require_regular(path: str | os.PathLike[str], what: str = "file", limit_bytes: int = LARGEST_BYTES) -> Path:
+def require_regular(path: str | os.PathLike[str], what: str = "file", limit_bytes: int = MAX_BYTES) -> Path:
     """The path of a regular file within the limit, which may be the target of a link; its content is not looked at."""
     path = checked_path(path, what)
     try:
@@ -61,7 +61,7 @@ def require_regular(path: str | os.PathLike[str], what: str = "file", limit_byte
     return path
 
 
-def read(path: str | os.PathLike[str], what: str = "file", limit_bytes: int = LARGEST_BYTES) -> bytes:
+def read(path: str | os.PathLike[str], what: str = "file", limit_bytes: int = MAX_BYTES) -> bytes:
     """All bytes of a regular file."""
     path = require_regular(path, what, limit_bytes)
     try:
@@ -82,11 +82,11 @@ def plain_json(data: bytes, *, any_number: bool = False) -> Any:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.60} stands there twice")
-    return found
+    return data
 
 
 def _no_constant(name: str) -> float:

@@ -150,8 +150,8 @@ class PageFile:
             try:
                 if place.fault is None:  # nor has one failed that was asked for before
                     transfer(place, address)
-            except _Damaged as found:
-                place.fault = str(found)
+            except _Damaged as damage:
+                place.fault = str(damage)
             except OSError as error:
                 place.fault = f"the system says: {error.strerror or error}"
             except Exception as error:  # whatever it is, the bytes are not where they should be

@@ -23,7 +23,7 @@ from edgetrain.ranges import shown
 
 T = TypeVar("T")
 
-_LARGEST = 10**300
+_MAX_NUMBER = 10**300
 _KINDS: dict[type, str] = {
     str: "text",
     int: "a whole number",
@@ -46,7 +46,7 @@ def load(path: str | Path, what: str, from_data: Callable[[Any], T], *, next_ste
 
 
 def in_words(error: Exception) -> str:
-    """What is wrong with plain data, by the error that reading it met: of Python's own no name and no code is told."""
+    """What is wrong with plain data, by the error that reading it met, without Python's own names and code."""
     if isinstance(error, KeyError):
         return f"the field {error.args[0]!r:.60} is missing"
     if isinstance(error, RecursionError):
@@ -65,7 +65,7 @@ def in_words(error: Exception) -> str:
 def is_finite(value: object) -> bool:
     """Can it be shown and computed with? A whole number of any length is JSON, too."""
     if isinstance(value, int):
-        return abs(value) < _LARGEST
+        return abs(value) < _MAX_NUMBER
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -112,7 +112,7 @@ def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]
     checked = min(CHECKED_STEPS, settings.steps)
     turns = _Turns(on_turn, (settings.steps + 1) * len(names) + checked + 2)
     profiled = folder.path / "profile"
-    ends, made = _train(names, settings, settings.steps, turns, profiled)
+    ends, steps_of = _train(names, settings, settings.steps, turns, profiled)
     # Last and alone: it is not timed, and its planning should not meet the others.
     _, check = _train((CHECK,), settings, checked, turns)
     turns.next("done")
@@ -120,14 +120,14 @@ def demo(out: Path, settings: Settings, on_turn: Callable[[str, int, int], None]
     warm = min(2, settings.steps - 1)
     sides = {
         name: Side(
-            tuple(step.loss for step in made[name]),
-            tuple(step.digest for step in made[name]),
-            statistics.median(step.time_s for step in made[name][warm:]),
+            tuple(step.loss for step in steps_of[name]),
+            tuple(step.digest for step in steps_of[name]),
+            statistics.median(step.time_s for step in steps_of[name][warm:]),
             ends[name]["growth_bytes"],
         )
         for name in names
     }
-    exact = all(a.loss == b.loss and a.digest == b.digest for a, b in zip(check[CHECK], made[PLAIN], strict=False))
+    exact = all(a.loss == b.loss and a.digest == b.digest for a, b in zip(check[CHECK], steps_of[PLAIN], strict=False))
     about = ends[settings.ours]
     result = DemoResult(
         sides, settings, about["plan"], about["peak_bytes"], about["recomputed"], exact, folder.path, profiled
@@ -297,11 +297,11 @@ def about_loss(result: DemoResult) -> str:
 def about_exact(result: DemoResult) -> str:
     """Whether edgetrain's numbers are plain PyTorch's where the kernels are."""
     steps = min(CHECKED_STEPS, result.settings.steps)
-    found = "were bitwise" if result.exact else "were NOT bitwise"
+    verdict = "were bitwise" if result.exact else "were NOT bitwise"
     return (
         f'With memory_format="preserve" edgetrain runs PyTorch\'s own kernels. Checked in '
         f"{show_bytes(result.settings.check_bytes)}: the loss, parameters and buffers of the first {steps} steps "
-        f"{found} those of plain PyTorch."
+        f"{verdict} those of plain PyTorch."
     )
 
 

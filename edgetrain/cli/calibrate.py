@@ -48,15 +48,15 @@ def calibrate(
         watts = given[phase]
         return _asked(phase) if watts is None else watts
 
-    made = calibration.calibrate(ask, idle_s=idle_seconds, busy_s=busy_seconds)
-    path = calibration.save(made)
-    model = power_model.from_calibration(made)
+    fitted = calibration.calibrate(ask, idle_s=idle_seconds, busy_s=busy_seconds)
+    path = calibration.save(fitted)
+    model = power_model.from_calibration(fitted)
     if json:
-        print_json({"file": str(path), "calibration": asdict(made), "model": asdict(model)})
+        print_json({"file": str(path), "calibration": asdict(fitted), "model": asdict(model)})
         return
     results.print(
         f"{model.idle_w:.3g} W idle and {model.core_w:.3g} W a busy core, {model.label}.\n"
-        f"Measured with {made.idle_cores:.2f} and {made.busy_cores:.2f} busy cores; kept in {path}.",
+        f"Measured with {fitted.idle_cores:.2f} and {fitted.busy_cores:.2f} busy cores; kept in {path}.",
         markup=False,
         soft_wrap=True,
     )

@@ -48,14 +48,14 @@ def compare(
         _require_alike(first, second)
         if first.is_file() and second.is_file():
             allowed = TOLERANCE if tolerance is None else tolerance
-            found, different = _compared_counts(first, second, allowed, figure)
-            changed = tuple(one for one in found if one.verdict != "pass" or _has_changed(one, allowed))
+            figures, different = _compared_counts(first, second, allowed, figure)
+            changed = tuple(each for each in figures if each.verdict != "pass" or _has_changed(each, allowed))
         else:
             allowed = 0.05 if tolerance is None else tolerance
             a, b = RunFolder(first).load(), RunFolder(second).load()
-            found, different = compare_records(a, b, tolerance=allowed, names=tuple(figure or ())), _differences(a, b)
-            changed = found
-    _tell(found, changed, different, allowed, json=json)
+            figures, different = compare_records(a, b, tolerance=allowed, names=tuple(figure or ())), _differences(a, b)
+            changed = figures
+    _tell(figures, changed, different, allowed, json=json)
 
 
 @contextmanager
@@ -82,43 +82,45 @@ def _compared_counts(
     first: Path, second: Path, tolerance: float, names: list[str] | None
 ) -> tuple[tuple[Compared, ...], list[str]]:
     a, b = load_counts(first), load_counts(second)
-    found = compare_counts(a, b, tolerance)
-    unknown = sorted(set(names or ()) - {one.name for one in found})
+    figures = compare_counts(a, b, tolerance)
+    unknown = sorted(set(names or ()) - {each.name for each in figures})
     if unknown:
-        raise UserError(f"the files have no figure {unknown[0]}", expected=", ".join(one.name for one in found)[:400])
+        raise UserError(
+            f"the files have no figure {unknown[0]}", expected=", ".join(each.name for each in figures)[:400]
+        )
     different = [
         f"the files had a different {key}: {a.about.get(key)} and {b.about.get(key)}"
         for key in sorted({*a.about, *b.about})
         if a.about.get(key) != b.about.get(key)
     ]
-    return tuple(one for one in found if not names or one.name in names), different
+    return tuple(each for each in figures if not names or each.name in names), different
 
 
-def _has_changed(one: Compared, tolerance: float) -> bool:
+def _has_changed(figure: Compared, tolerance: float) -> bool:
     """For better or worse: a whole file of counts that have not changed need not be shown."""
-    return one.ratio is not None and not 1 / (1 + tolerance) <= one.ratio.value <= 1 + tolerance
+    return figure.ratio is not None and not 1 / (1 + tolerance) <= figure.ratio.value <= 1 + tolerance
 
 
 def _tell(
-    found: tuple[Compared, ...], changed: tuple[Compared, ...], different: list[str], tolerance: float, *, json: bool
+    figures: tuple[Compared, ...], changed: tuple[Compared, ...], different: list[str], tolerance: float, *, json: bool
 ) -> None:
-    whole = verdict(found)
+    whole = verdict(figures)
     for line in different:
         notes.print(f"note: {line}", markup=False, soft_wrap=True)
     if json:
-        print_json({"verdict": whole, "tolerance": tolerance, "figures": [_told(one) for one in found]})
+        print_json({"verdict": whole, "tolerance": tolerance, "figures": [_as_data(each) for each in figures]})
     else:
         if changed:
             results.print(_table(changed))
-        if len(changed) < len(found):
-            results.print(f"{len(found) - len(changed)} of {len(found)} figures have not changed by more")
+        if len(changed) < len(figures):
+            results.print(f"{len(figures) - len(changed)} of {len(figures)} figures have not changed by more")
         results.print(f"[{_STYLES[whole]}]{whole}[/] (worse by at most {100 * tolerance:g} % passes)")
     raise typer.Exit(EXIT_CODES[whole])
 
 
 def _differences(a: Record, b: Record) -> list[str]:
     """What makes a comparison one of other things than code."""
-    found = []
+    differences = []
     for words, ours, theirs in (
         ("processors", a.machine.cpu, b.machine.cpu),
         ("numbers of usable cores", a.machine.usable_cores, b.machine.usable_cores),
@@ -127,42 +129,43 @@ def _differences(a: Record, b: Record) -> list[str]:
         ("batch sizes", _figure(a, "batch"), _figure(b, "batch")),
     ):
         if ours != theirs:
-            found.append(f"the runs had different {words}: {ours} and {theirs}")
+            differences.append(f"the runs had different {words}: {ours} and {theirs}")
     for name, record in (("first", a), ("second", b)):
         if str(_figure(record, "noise")).startswith("noisy"):
-            found.append(f"in the {name} run the machine was {_figure(record, 'noise')}")
+            differences.append(f"in the {name} run the machine was {_figure(record, 'noise')}")
         if record.status != "finished":
-            found.append(f"the {name} run is {record.status}")
-    return found
+            differences.append(f"the {name} run is {record.status}")
+    return differences
 
 
 def _figure(record: Record, name: str) -> object:
     return record.summary[name].value if name in record.summary else None
 
 
-def _table(found: tuple[Compared, ...]) -> Table:
+def _table(figures: tuple[Compared, ...]) -> Table:
     table = Table("", box=None, header_style="bold", pad_edge=False)
     for name in ("first", "second", "ratio (95 %)"):
         table.add_column(name, justify="right")
     table.add_column("")
-    for one in found:
-        said = f"[{_STYLES[one.verdict]}]{one.verdict}[/]" + (f", {one.why}" if one.why else "")
-        table.add_row(one.name, shown(one.first), shown(one.second), _ratio(one), said)
+    for each in figures:
+        said = f"[{_STYLES[each.verdict]}]{each.verdict}[/]" + (f", {each.why}" if each.why else "")
+        table.add_row(each.name, shown(each.first), shown(each.second), _ratio(each), said)
     return table
 
 
-def _ratio(one: Compared) -> str:
-    if one.ratio is None:
+def _ratio(figure: Compared) -> str:
+    if figure.ratio is None:
         return "—"
-    if one.ratio.low == one.ratio.high or one.ratio.high == float("inf"):
-        return f"{one.ratio.value:.3f}"
-    return f"{one.ratio.value:.3f} ({one.ratio.low:.3f} to {one.ratio.high:.3f})"
+    if figure.ratio.low == figure.ratio.high or figure.ratio.high == float("inf"):
+        return f"{figure.ratio.value:.3f}"
+    return f"{figure.ratio.value:.3f} ({figure.ratio.low:.3f} to {figure.ratio.high:.3f})"
 
 
-def _told(one: Compared) -> dict[str, object]:
-    ratio = None if one.ratio is None else [one.ratio.value, *(_finite(n) for n in (one.ratio.low, one.ratio.high))]
-    return {"name": one.name, "first": one.first.value, "second": one.second.value, "unit": one.first.unit,
-            "ratio": ratio, "verdict": one.verdict, "why": one.why}  # fmt: skip
+def _as_data(figure: Compared) -> dict[str, object]:
+    ratio = figure.ratio
+    values = None if ratio is None else [ratio.value, _finite(ratio.low), _finite(ratio.high)]
+    return {"name": figure.name, "first": figure.first.value, "second": figure.second.value, "unit": figure.first.unit,
+            "ratio": values, "verdict": figure.verdict, "why": figure.why}  # fmt: skip
 
 
 def _finite(value: float) -> float | None:

@@ -91,8 +91,8 @@ def _show(device: Device) -> None:
     results.print(Text(f"{device.name} ({device.key}): {device.kind}, {device.chip}", style="bold"))
     for processor in device.processors.values():
         trains = ", trains here" if processor.name == device.runs_on else "" if processor.trains else ", rates unknown"
-        told = f"{processor.name}: {processor.cores} × {processor.core}{trains} ({processor.source})"
-        results.print(Padding(Text(told), (0, 0, 0, 2)))
+        words = f"{processor.name}: {processor.cores} × {processor.core}{trains} ({processor.source})"
+        results.print(Padding(Text(words), (0, 0, 0, 2)))
     results.print(Padding(Text(f"library: {device.library.name}, {_overlap(device)}"), (0, 0, 0, 2)))
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("number", no_wrap=True)
@@ -107,8 +107,8 @@ def _show(device: Device) -> None:
     if device.published:
         results.print("\nIn print too, and not used:", style="bold")
         for item in device.published:
-            told = f"{item.of} {_value(item.of, Quantity(item.value, ''))}: {item.source}"
-            results.print(Padding(Text(told), (0, 0, 0, 2)))
+            words = f"{item.of} {_value(item.of, Quantity(item.value, ''))}: {item.source}"
+            results.print(Padding(Text(words), (0, 0, 0, 2)))
     for note in device.notes:
         results.print()
         results.print(Padding(Text(note), (0, 0, 0, 2)))

@@ -1,4 +1,4 @@
-"""`edgetrain doctor`: this machine, its sensors, and what each of them can tell."""
+"""`edgetrain doctor`: this machine, its sensors, and what each of them measures."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def doctor(
     Example: edgetrain doctor
     """
     pid = os.getpid()
-    found = find(root, pid=pid, reads=READS, phones=root == Path("/"))
-    found = power_model.with_model(found, root, pid=pid, device=device, reads=READS)
-    values = _values([source for _, source in found if source is not None])
+    findings = find(root, pid=pid, reads=READS, phones=root == Path("/"))
+    findings = power_model.with_model(findings, root, pid=pid, device=device, reads=READS)
+    values = _values([source for _, source in findings if source is not None])
     if json:
-        print_json(_data(found, values))
+        print_json(_data(findings, values))
         return
     results.print(Text(_facts(this_machine()), style="bold"))
     results.print()
-    results.print(_table(found, values))
-    _print_rest(found)
+    results.print(_table(findings, values))
+    _print_rest(findings)
 
 
 # ---- values
@@ -97,20 +97,20 @@ def _shown(channel: Channel, value: float | None) -> str:
     return f"{value:.3g} {unit}"
 
 
-def _told(finding: Finding, values: Values) -> list[str]:
-    """The first values that tell something, with their names."""
+def _readings(finding: Finding, values: Values) -> list[str]:
+    """The first values that are known, with their names."""
     order = sorted(finding.channels, key=lambda channel: channel.name not in _KEY)
     order.sort(key=lambda channel: values.get(channel.name) is None)
-    told = [f"{channel.label} {_shown(channel, values.get(channel.name))}" for channel in order[:_SHOWN]]
+    readings = [f"{channel.label} {_shown(channel, values.get(channel.name))}" for channel in order[:_SHOWN]]
     more = len(order) - _SHOWN
-    return told + ([f"{more} more"] if more > 0 else [])
+    return readings + ([f"{more} more"] if more > 0 else [])
 
 
 # ---- on paper
 
 
 def _facts(machine: Machine) -> str:
-    """This machine in one line; what it does not tell is left out."""
+    """This machine in one line; what is not known is left out."""
     cores = None if machine.cores is None else f"{machine.cores} cores"
     if cores and machine.usable_cores != machine.cores:
         cores += f" ({machine.usable_cores} usable)"
@@ -119,20 +119,20 @@ def _facts(machine: Machine) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
-def _table(found: list[tuple[Finding, Source | None]], values: dict[str, Values]) -> Table:
+def _table(findings: list[tuple[Finding, Source | None]], values: dict[str, Values]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("sensor", no_wrap=True)
     table.add_column("here", no_wrap=True)
     table.add_column("gives, how finely, and now")
     table.add_column("a read", justify="right", no_wrap=True)
-    for finding, source in sorted(found, key=lambda each: (not each[0].readable, not each[0].found)):
+    for finding, source in sorted(findings, key=lambda each: (not each[0].readable, not each[0].found)):
         if source is None:
             state = Text("closed", style="yellow") if finding.found else Text("no", style="dim")
             table.add_row(Text(finding.name, style="" if finding.found else "dim"), state, Text(finding.gives, "dim"))
             continue
         gives = Text(finding.gives)
         gives.append(f"\n{finding.resolution}", "dim")
-        gives.append("\nnow: " + ", ".join(_told(finding, values[finding.name])), "cyan")
+        gives.append("\nnow: " + ", ".join(_readings(finding, values[finding.name])), "cyan")
         table.add_row(Text(finding.name), Text("yes", style="green"), gives, _cost(finding))
     return table
 
@@ -143,8 +143,8 @@ def _cost(finding: Finding) -> str:
     return f"{finding.read_s * 1e6:.0f} µs" if finding.read_s < 0.01 else f"{finding.read_s * 1e3:.0f} ms"
 
 
-def _print_rest(found: list[tuple[Finding, Source | None]]) -> None:
-    fixes = [(finding.name, finding.fix) for finding, _ in found if finding.fix]
+def _print_rest(findings: list[tuple[Finding, Source | None]]) -> None:
+    fixes = [(finding.name, finding.fix) for finding, _ in findings if finding.fix]
     if fixes:
         results.print("\nTo have more:", style="bold")
     for name, fix in fixes:
@@ -152,9 +152,9 @@ def _print_rest(found: list[tuple[Finding, Source | None]]) -> None:
         results.print(Text(f"  {name}: {fix}"), soft_wrap=True)
 
 
-def _data(found: list[tuple[Finding, Source | None]], values: dict[str, Values]) -> dict[str, Any]:
+def _data(findings: list[tuple[Finding, Source | None]], values: dict[str, Values]) -> dict[str, Any]:
     rows = []
-    for finding, source in found:
+    for finding, source in findings:
         row = asdict(finding)
         known = values.get(source.name, {}) if source is not None else {}
         for channel, described in zip(finding.channels, row["channels"], strict=True):

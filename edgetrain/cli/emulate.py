@@ -110,17 +110,19 @@ def _batches(project: dict[str, Any], data: str, seed: int) -> Iterator[tuple[to
     samples, *sides = project["inputs"][0]["shape"]
     square = len(sides) == 3 and sides[0] in (1, 3) and sides[1] == sides[2]
     size, channels = (sides[-1], sides[0]) if square else (None, None)
-    found = datasets.load(data, input_size=size, channels=channels, seed=seed)
-    if list(found.shape) != sides:
+    dataset = datasets.load(data, input_size=size, channels=channels, seed=seed)
+    if list(dataset.shape) != sides:
         raise UserError(
             f"this firmware cannot train on {data}", expected=f"inputs of {by_sides(sides)}",
-            received=f"inputs of {by_sides(found.shape)}",
+            received=f"inputs of {by_sides(dataset.shape)}",
             next_step="give the data that it was exported with, leave --data out for a random batch, or feed it from "
             "Python (run_firmware in edgetrain.firmware.emulate)",
         )  # fmt: skip
-    if len(found.train) < samples:
-        raise UserError(f"{data} has {len(found.train)} samples to train on", expected=f"a batch of {samples} at least")
-    return _in_any_order(found.train, samples, torch.Generator().manual_seed(seed))
+    if len(dataset.train) < samples:
+        raise UserError(
+            f"{data} has {len(dataset.train)} samples to train on", expected=f"a batch of {samples} at least"
+        )
+    return _in_any_order(dataset.train, samples, torch.Generator().manual_seed(seed))
 
 
 def _in_any_order(train: Split, samples: int, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -182,30 +184,32 @@ def _fall(losses: Sequence[float]) -> str:
     return f"loss {fmean(losses[:n]):.4f} → {fmean(losses[-n:]):.4f}" + (f", means of {n} steps" if n > 1 else "")
 
 
-def _lines(project: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    losses, before = found["losses"], found["steps_before"]
+def _lines(project: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:
+    losses, before = described["losses"], described["steps_before"]
     if before:
         yield f"went on from step {before}, which a copy in flash holds"
-    ran = f"{found['steps']} steps on {found['target']} in {found['time_s']:.1f} s"
+    ran = f"{described['steps']} steps on {described['target']} in {described['time_s']:.1f} s"
     yield f"{ran}: {_fall(losses)}" if losses else f"{ran}: all were done before"
-    yield f"arena: planned {found['arena_planned_bytes']} bytes, used {found['arena_used_bytes']}"
-    if found["resident_bytes"] is not None:
+    yield f"arena: planned {described['arena_planned_bytes']} bytes, used {described['arena_used_bytes']}"
+    if described["resident_bytes"] is not None:
         lasting = f"weights, state and batch {project['lasting_bytes']}"
-        yield f"resident: {found['resident_bytes']} bytes at most, with arena and {lasting}"
+        yield f"resident: {described['resident_bytes']} bytes at most, with arena and {lasting}"
     if not project["is_board"]:
         other = (
-            "vectors, all cores; --scalar runs the bits of every board" if found["program"] == "fast" else "one core"
+            "vectors, all cores; --scalar runs the bits of every board"
+            if described["program"] == "fast"
+            else "one core"
         )
-        yield f"the {found['program']} program ran ({other})"
+        yield f"the {described['program']} program ran ({other})"
         return
-    kept = f", and {found['kept_bytes']} for copies" if found["kept_bytes"] else ""
-    memory = f"RAM {found['ram_bytes']} bytes linked, stack {found['stack_used_bytes']} used"
-    yield f"{memory}; flash {found['flash_bytes']}{kept}"
-    if not found["instructions_per_step"]:
+    kept = f", and {described['kept_bytes']} for copies" if described["kept_bytes"] else ""
+    memory = f"RAM {described['ram_bytes']} bytes linked, stack {described['stack_used_bytes']} used"
+    yield f"{memory}; flash {described['flash_bytes']}{kept}"
+    if not described["instructions_per_step"]:
         return
-    yield f"{found['instructions']} instructions, {found['instructions_per_step']:.0f} a step; the most by op:"
-    for call in sorted(found["instructions_by_op"], key=lambda call: -call["instructions"])[:8]:
+    yield f"{described['instructions']} instructions, {described['instructions_per_step']:.0f} a step; the most by op:"
+    for call in sorted(described["instructions_by_op"], key=lambda call: -call["instructions"])[:8]:
         each = call["instructions_per_multiply_add"]
         rate = f", {each:.2f} a multiply-add" if each is not None else ""
         name = f"{call['function']} {call['module']}".strip()
-        yield f"  {100 * call['instructions'] / found['instructions']:5.1f} %  {name}{rate}"
+        yield f"  {100 * call['instructions'] / described['instructions']:5.1f} %  {name}{rate}"

@@ -115,18 +115,18 @@ def _model(
     chosen = choose(model)
     if data is None:
         return build_alone(chosen, classes=classes, input_size=input_size, width=width, batch=batch)
-    found = load_data(chosen, data, input_size=input_size, seed=seed)
-    if batch > len(found.train):
-        raise UserError(f"{data} has {len(found.train)} samples to train on", received=f"a batch of {batch}")
-    net, task = build_for(chosen, found, width=width)
-    return net, task, found.train.batch(torch.arange(batch))
+    dataset = load_data(chosen, data, input_size=input_size, seed=seed)
+    if batch > len(dataset.train):
+        raise UserError(f"{data} has {len(dataset.train)} samples to train on", received=f"a batch of {batch}")
+    net, task = build_for(chosen, dataset, width=width)
+    return net, task, dataset.train.batch(torch.arange(batch))
 
 
 def _require_checkable(net: nn.Module, example: Example, steps: int) -> None:
     """Before anything is written."""
     if any(isinstance(module, nn.Dropout) and module.p for module in net.modules()):
         raise UserError("a model with dropout draws other masks in firmware than in PyTorch, and cannot be checked")
-    # A debug build tells the gradients of every step, which are held together.
+    # A debug build reports the gradients of every step, which are all held in memory.
     each = sum(t.nbytes for t in (*example, *net.parameters()))
     require_room(f"a check over {steps:,} steps", steps * each, next_step="check fewer steps")
 

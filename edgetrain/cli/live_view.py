@@ -20,7 +20,7 @@ from edgetrain.measure.protocol import Progress
 from edgetrain.measure.sensors.source import Channel, Source, outermost
 from edgetrain.plan.budget import show_bytes
 
-LEAST_S = 0.5
+MIN_PAUSE_S = 0.5
 _BAR = 6  # so that all of the line fits into 80 columns
 
 
@@ -50,7 +50,7 @@ class LiveView:
     def show(self, progress: Progress) -> None:
         if not notes.is_terminal:
             return
-        if time.monotonic() - self._read_at >= LEAST_S:
+        if time.monotonic() - self._read_at >= MIN_PAUSE_S:
             self._read_at, self._told = time.monotonic(), self._readings()
         self._live.update(Text("  ".join(self.parts(progress)), overflow="ellipsis", no_wrap=True))
 
@@ -64,26 +64,26 @@ class LiveView:
         return [*shown, *self._told]
 
     def _readings(self) -> tuple[str, ...]:
-        told = [(channel, value) for source in self._sources for channel, value in _read(source)]
-        power = self._power(told)
-        heat = [value for channel, value in told if channel.unit == "°C"]
-        memory = next((value for channel, value in told if channel.name == "process_resident_bytes"), None)
+        readings = [(channel, value) for source in self._sources for channel, value in _read(source)]
+        power = self._power(readings)
+        heat = [value for channel, value in readings if channel.unit == "°C"]
+        memory = next((value for channel, value in readings if channel.name == "process_resident_bytes"), None)
         return (
             *((show_bytes(int(memory)),) if memory is not None else ()),
             *((power,) if power is not None else ()),
             *((f"{max(heat):.0f} °C",) if heat else ()),
         )
 
-    def _power(self, told: Sequence[tuple[Channel, float]]) -> str | None:
+    def _power(self, readings: Sequence[tuple[Channel, float]]) -> str | None:
         """Watts, from gauges or from what counters of joules grew by since the last look."""
         watts, modelled = 0.0, False
         known = False
         for unit in ("W", "J"):
-            for channel in outermost([channel for channel, _ in told], "W" if unit == "W" else "J"):
-                value = next(value for other, value in told if other is channel)
-                found = value if unit == "W" else self._grown(channel, value)
-                if found is not None:
-                    watts, known, modelled = watts + found, True, modelled or channel.kind == "modelled"
+            for channel in outermost([channel for channel, _ in readings], "W" if unit == "W" else "J"):
+                value = next(value for other, value in readings if other is channel)
+                reading = value if unit == "W" else self._grown(channel, value)
+                if reading is not None:
+                    watts, known, modelled = watts + reading, True, modelled or channel.kind == "modelled"
             if known:
                 return f"{watts:.3g} W{' (modelled)' if modelled else ''}"
         return None

@@ -126,7 +126,7 @@ def build_alone(
 
 @contextmanager
 def told_of_batch(model: str, source: str, batch: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A batch that the model refuses, told in words of the command line, which knows no loss and no example."""
+    """A batch that the model refuses, explained in words of the command line, which knows no loss and no example."""
     try:
         yield
     except ExampleRefused as error:
@@ -177,8 +177,8 @@ def _function(path: Path, name: str) -> Callable[..., nn.Module]:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(f"{path} could not be imported", received=f"{type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == own]
         raise UserError(f"{path} has no function {name}", expected=", ".join(names) or "a function that builds a model")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]

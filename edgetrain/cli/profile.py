@@ -101,17 +101,17 @@ def profile(
                 micro_batches=parts, allow_inexact=allow_inexact,
             )  # fmt: skip
         with LiveView(found_sources(device)) as view:
-            made = measure_profile(
+            profiled = measure_profile(
                 step, example, steps=steps, out=folder, threads=threads, cores=used, device=device,
                 frequency_hz=None if frequency is None else round(frequency * 1e6),
                 protocol=Protocol(idle_s=idle, period_s=period / 1e3, rounds=rounds), on_progress=view.show,
             )  # fmt: skip
-        summary = _repeated(folder, repeats) if repeats > 1 else made.summary
-    told = {"model": model, "batch": batch, "plan": str(step.plan), "run": str(folder)}
+        summary = _repeated(folder, repeats) if repeats > 1 else profiled.summary
+    words = {"model": model, "batch": batch, "plan": str(step.plan), "run": str(folder)}
     if json:
-        print_json(told | {"summary": {name: vars(value) for name, value in summary.items()}})
+        print_json(words | {"summary": {name: vars(value) for name, value in summary.items()}})
         return
-    _print(f"{model}, batch {batch}", summary, made)
+    _print(f"{model}, batch {batch}", summary, profiled)
     results.print(f"plan: {step.plan}", soft_wrap=True)
     results.print(f"run: {folder}  (edgetrain report {folder} draws it)", soft_wrap=True)
 
@@ -151,7 +151,7 @@ def _without(arguments: list[str], *names: str) -> list[str]:
 # ---- on paper
 
 
-def _print(title: str, summary: dict[str, Value], made: Profile) -> None:
+def _print(title: str, summary: dict[str, Value], profiled: Profile) -> None:
     table = rich.table.Table("", "", "", title=title, title_style="bold", box=None, show_header=False, pad_edge=False)
     for name, words in _SHOWN:
         value = summary.get(name)
@@ -162,16 +162,16 @@ def _print(title: str, summary: dict[str, Value], made: Profile) -> None:
             value = _percent(value) if name in _PARTS else value
             table.add_row(words, shown(value), f"{interval(value)} {value.origin}".strip())
     results.print(table)
-    span_s = made.measured.measured.time_s
+    span_s = profiled.measured.measured.time_s
     if span_s < _ENOUGH_S and any(value.value is None for value in summary.values()):
-        steps = made.timeline.steps
+        steps = profiled.timeline.steps
         more = math.ceil(steps * _ENOUGH_S / span_s)
         results.print(
-            f"{steps} steps took {span_s:.2g} s: sensors that are read less often may have told nothing in that time "
-            f"(--steps {more} gives them a second)", soft_wrap=True,
+            f"{steps} steps took {span_s:.2g} s: sensors that are read less often may have measured nothing in that "
+            f"time (--steps {more} gives them a second)", soft_wrap=True,
         )  # fmt: skip
     results.print()
-    results.print(_ops(made))
+    results.print(_ops(profiled))
 
 
 def _percent(part: Value) -> Value:
@@ -180,9 +180,9 @@ def _percent(part: Value) -> Value:
     return Value(100 * part.value, "%", part.origin, low, high)
 
 
-def _ops(made: Profile) -> rich.table.Table:
+def _ops(profiled: Profile) -> rich.table.Table:
     """The ops that take most of the time, those of one layer and phase together."""
-    timeline = made.timeline
+    timeline = profiled.timeline
     middle = np.median(timeline.op_s, axis=0)
     taken: dict[tuple[str, str, str], float] = {}
     for op, seconds in zip(timeline.ops, middle, strict=True):

@@ -153,8 +153,8 @@ def _can_resume(out: Path | None) -> bool:
             f"there is no run to resume in {out}",
             next_step="check the folder after --out, or leave --resume out to start a new run there",
         )
-    found, refused = latest(folder.checkpoints)
-    if found is None and not refused:
+    checkpoint, refused = latest(folder.checkpoints)
+    if checkpoint is None and not refused:
         notes.print(f"no checkpoint to resume from in {out} yet: starting from the beginning", soft_wrap=True)
         return False
     if not folder.record_file.exists():
@@ -291,15 +291,15 @@ def room(width: int, epoch: str) -> int:
 
 def shown(p: TrainProgress, accuracy: str) -> list[str]:
     """What there is to show of training, the most important first."""
-    found = [f"loss {p.loss:.4f}"]
+    texts = [f"loss {p.loss:.4f}"]
     if p.budget_bytes is not None and p.plan_bytes is not None:
-        found.append(f"plan {_of(p.plan_bytes, p.budget_bytes)}")
+        texts.append(f"plan {_of(p.plan_bytes, p.budget_bytes)}")
         if p.switches > 1:  # the first is the choice of a plan
-            found.append(f"switch {p.switches - 1} at {p.switched_at}")
+            texts.append(f"switch {p.switches - 1} at {p.switched_at}")
     elif p.memory_bytes:
-        found.append(show_bytes(p.memory_bytes))
+        texts.append(show_bytes(p.memory_bytes))
     rate = f"{p.samples_per_s:,.0f} samples/s" if p.samples_per_s else ""
-    return [text for text in (*found, accuracy, rate) if text]
+    return [text for text in (*texts, accuracy, rate) if text]
 
 
 def _of(part: int, whole: int) -> str:

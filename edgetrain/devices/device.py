@@ -71,7 +71,7 @@ ProcessorKind = Literal["cpu", "gpu", "integer"]
 FirmwareKind = Literal["cortex-m", "linux"]
 FLASH_DRIVERS = ("flash_nvmc.c",)
 T = TypeVar("T")
-MOST_BYTES = 1 << 20  # of a device file
+MAX_BYTES = 1 << 20  # of a device file
 # What a device file or a project may have run: these programs, with these words, and nothing else.
 COMPILERS = (
     "gcc", "clang", "arm-none-eabi-gcc", "aarch64-linux-gnu-gcc", "arm-linux-gnueabihf-gcc", "arm-linux-gnueabi-gcc",
@@ -294,7 +294,7 @@ def load(name_or_path: str | Path) -> Device:
 
 def _read(path: Path) -> Device:
     try:
-        data = tomllib.loads(read(path, "device file", MOST_BYTES).decode())
+        data = tomllib.loads(read(path, "device file", MAX_BYTES).decode())
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a TOML file", received=in_words(error)[:200]) from error
     return _device(_Table(path, data), path.stem)
@@ -399,9 +399,9 @@ def _device(table: _Table, key: str) -> Device:
 
 
 def _ended(table: _Table, read: Callable[[_Table], T]) -> T:
-    found = read(table)
+    part = read(table)
     table.end()
-    return found
+    return part
 
 
 def _processor(table: _Table, name: str) -> Processor:

@@ -3,7 +3,7 @@
     ops       │  conv  │bn│relu│    conv2    │ … the next step │  conv  │bn│relu│ …
     windows   └────w1────┴────w2────┴────w3────┴────w4────┴────w5────┴────w6────┘
 
-A sensor tells what was spent in a window (joules, CPU seconds, byte seconds), not in an op. Each window is an equation:
+A sensor measures what was spent in a window (joules, CPU seconds, byte seconds), not in an op. A window is an equation:
 
     amount(w)  =  Σ over ops  overlap_s(w, op) × level(op)   +   gap_s(w) × level(idle)   +   noise
 

@@ -96,8 +96,8 @@ def _known(value: float | None, steps: int) -> float | None:
 # To a file and back
 
 
-def save_attributed(found: Sequence[Attributed], folder: Path) -> None:
-    data = {"schema": SCHEMA, "attributed": [asdict(one) for one in found]}
+def save_attributed(quantities: Sequence[Attributed], folder: Path) -> None:
+    data = {"schema": SCHEMA, "attributed": [asdict(quantity) for quantity in quantities]}
     write_text(folder / FILE, json.dumps(data, allow_nan=False))
 
 

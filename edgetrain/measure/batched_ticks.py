@@ -89,7 +89,7 @@ class BatchedTicks:
                 for each in inputs:
                     value, start = readings[place + 2], readings[place + 3]
                     content = value if each.is_clock else bytes(text[start : start + value])
-                    each.tell(None if value == NOTHING else content)
+                    each.preset(None if value == NOTHING else content)
                     place += _FIELDS
                 times = itertools.chain((readings[first],), itertools.repeat(readings[place - 3]))
                 series.sample(times.__next__, notes)

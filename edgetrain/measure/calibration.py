@@ -40,7 +40,7 @@ from edgetrain.saved import load as load_saved
 # A plug meter is good to 2 %; work that is no matrix product takes some 10 % more or less than one; the supply's losses
 # are no straight line.
 PLUS_MINUS = 0.15
-_LEAST_DIFFERENCE = 0.5  # of a core: with less between idle and busy, noise decides
+_MIN_DIFFERENCE = 0.5  # of a core: with less between idle and busy, noise decides
 _WORK = """
 import os
 import numpy
@@ -98,13 +98,13 @@ def file() -> Path:
     return base / "power.json"
 
 
-def save(made: Calibration) -> Path:
+def save(calibration: Calibration) -> Path:
     path = file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create the folder {path.parent}: {error.strerror or error}") from error
-    write_text(path, json.dumps(asdict(made), indent=2) + "\n")
+    write_text(path, json.dumps(asdict(calibration), indent=2) + "\n")
     return path
 
 
@@ -119,39 +119,39 @@ def load(of: Machine) -> Calibration | None:
 
 def _calibration(data: Any) -> Calibration:
     of = data["machine"]
-    made = Calibration(
+    calibration = Calibration(
         Machine(str(of["cpu"]), int(of["cores"]), bool(of["x86"])),
         str(data["made"]),
         *(float(data[name]) for name in ("idle_read_w", "busy_read_w", "idle_cores", "busy_cores")),
     )
     try:
-        return checked(made)
+        return checked(calibration)
     except UserError as error:  # a file that was edited; the caller names it
         raise ValueError(str(error)) from error
 
 
-def checked(made: Calibration) -> Calibration:
+def checked(calibration: Calibration) -> Calibration:
     """The same if it makes sense; else a UserError that says what does not."""
-    numbers = (made.idle_read_w, made.busy_read_w, made.idle_cores, made.busy_cores)
+    numbers = (calibration.idle_read_w, calibration.busy_read_w, calibration.idle_cores, calibration.busy_cores)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise UserError(
             "a calibration holds a number that cannot be", expected="numbers, 0 or more", received=str(numbers)
         )
-    if made.busy_cores - made.idle_cores < _LEAST_DIFFERENCE:
+    if calibration.busy_cores - calibration.idle_cores < _MIN_DIFFERENCE:
         raise UserError(
             "the machine was as busy idle as under load",
-            expected=f"at least {_LEAST_DIFFERENCE} more busy cores under load",
-            received=f"{made.idle_cores:.2f} idle, {made.busy_cores:.2f} under load",
+            expected=f"at least {_MIN_DIFFERENCE} more busy cores under load",
+            received=f"{calibration.idle_cores:.2f} idle, {calibration.busy_cores:.2f} under load",
             next_step="end other programs and calibrate again",
         )
-    if made.busy_read_w <= made.idle_read_w or made.idle_w <= 0:
+    if calibration.busy_read_w <= calibration.idle_read_w or calibration.idle_w <= 0:
         raise UserError(
             "these watts do not fit a machine",
             expected="more under load than idle, and more than 0 idle",
-            received=f"{made.idle_read_w:g} W idle, {made.busy_read_w:g} W under load",
+            received=f"{calibration.idle_read_w:g} W idle, {calibration.busy_read_w:g} W under load",
             next_step="read the meter again, when its value has settled",
         )
-    return made
+    return calibration
 
 
 # ---- making one
@@ -167,8 +167,8 @@ def calibrate(
     idle_w, idle_cores = _watched("idle", ask, idle_s, root)
     with _at_work(cores or usable_cores()):
         busy_w, busy_cores = _watched("busy", ask, busy_s, root)
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    return checked(Calibration(machine(root), made, idle_w, busy_w, idle_cores, busy_cores))
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    return checked(Calibration(machine(root), created, idle_w, busy_w, idle_cores, busy_cores))
 
 
 def _watched(phase: str, ask: Callable[[str], float], duration_s: float, root: Path) -> tuple[float, float]:
@@ -182,23 +182,23 @@ def _watched(phase: str, ask: Callable[[str], float], duration_s: float, root: P
 
 def _busy_s(root: Path) -> float:
     _, source = core_time.find(root)
-    told = None if source is None else source.read()[0]
+    busy_s = None if source is None else source.read()[0]
     if source is not None:
         source.close()
-    if told is None:
-        raise UserError(f"{root / 'proc/stat'} does not tell how busy the cores are", next_step="calibrate on Linux")
-    return told
+    if busy_s is None:
+        raise UserError(f"{root / 'proc/stat'} does not say how busy the cores are", next_step="calibrate on Linux")
+    return busy_s
 
 
 @contextlib.contextmanager
 def _at_work(cores: int) -> Iterator[None]:
     """That many processes multiply matrices while the block runs."""
-    one = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(cores):
             with not_for_children():
-                workers.append(subprocess.Popen([sys.executable, "-c", _WORK], env=one))
+                workers.append(subprocess.Popen([sys.executable, "-c", _WORK], env=environment))
         yield
     finally:
         for worker in workers:

@@ -9,7 +9,7 @@ Out: `Compared`, one a figure, and a verdict for all.
       ┼────────────┼──────────────▶
         ├──────┤                        pass: all of the interval is within what is allowed
                      ├──────┤           fail: all of it is beyond
-              ├──────┤                  inconclusive: more steps or repeats would tell
+              ├──────┤                  inconclusive: more steps or repeats would decide
 
 A count (bytes, instructions) has no spread and is compared as it is. A figure whose spread nobody knows, and one that
 was measured in one run and modelled in the other, is inconclusive unless both are equal.
@@ -73,9 +73,9 @@ def require_tolerance(tolerance: float) -> None:
     number("tolerance", tolerance, TOLERANCE)
 
 
-def verdict(found: Iterable[Compared]) -> Verdict:
-    """One that fails is enough; so is one that nobody can tell, where none fails."""
-    verdicts = {one.verdict for one in found}
+def verdict(figures: Iterable[Compared]) -> Verdict:
+    """One that fails is enough; so is one that is inconclusive, where none fails."""
+    verdicts = {figure.verdict for figure in figures}
     return "fail" if "fail" in verdicts else "inconclusive" if "inconclusive" in verdicts else "pass"
 
 

@@ -40,11 +40,11 @@ def load_counts(file: Path) -> Counts:
 def _counts(data: Any) -> Counts:
     if data[KEY] != SCHEMA:
         raise ValueError(f"schema {data[KEY]!r}, expected {SCHEMA}")
-    found: dict[str, int] = {}
+    instructions: dict[str, int] = {}
     for net, figures in data["nets"].items():
-        found[net] = _count(figures["instructions"])
-        found.update({f"{net}: {op}": _count(one["instructions"]) for op, one in figures["ops"].items()})
-    return Counts({str(key): str(value) for key, value in data["about"].items()}, found)
+        instructions[net] = _count(figures["instructions"])
+        instructions.update({f"{net}: {op}": _count(figure["instructions"]) for op, figure in figures["ops"].items()})
+    return Counts({str(key): str(value) for key, value in data["about"].items()}, instructions)
 
 
 def _count(value: Any) -> int:
@@ -61,5 +61,5 @@ def compare_counts(first: Counts, second: Counts, tolerance: float = TOLERANCE) 
 
 
 def _value(counts: Counts, name: str) -> Value:
-    found = counts.instructions.get(name)
-    return Value(found, "", "unavailable" if found is None else "measured")
+    count = counts.instructions.get(name)
+    return Value(count, "", "unavailable" if count is None else "measured")

@@ -44,9 +44,12 @@ def equations_of(ops: Ops, windows: Windows) -> Equations:
     covered = _covered(ops, windows)
     gap = np.where(length - covered > 1e-9, length - covered, 0.0)
     if gap.sum() > _MIN_GAP * length.sum():
-        there = np.flatnonzero(gap)
-        row, op = np.concatenate([row, there]), np.concatenate([op, np.full(len(there), -1)])
-        instance, seconds = np.concatenate([instance, np.full(len(there), -1)]), np.concatenate([seconds, gap[there]])
+        with_gap = np.flatnonzero(gap)
+        row, op = np.concatenate([row, with_gap]), np.concatenate([op, np.full(len(with_gap), -1)])
+        instance, seconds = (
+            np.concatenate([instance, np.full(len(with_gap), -1)]),
+            np.concatenate([seconds, gap[with_gap]]),
+        )
     # Columns in the order in which windows meet them, so that results do not depend on how ops were numbered.
     start = np.append(ops.start_ns, 1 << 62)[instance]
     order = np.lexsort((op, start, row))
@@ -83,8 +86,8 @@ def _overlaps(start_ns: Ints, end_ns: Ints, windows: Windows) -> tuple[Ints, Int
     window = np.arange(len(span)) - np.repeat(np.cumsum(count) - count, count) + first[span]
     left = np.maximum(start_ns[span], windows.start_ns[window])
     seconds = (np.minimum(end_ns[span], windows.end_ns[window]) - left) * 1e-9
-    there = seconds > 0
-    return window[there], span[there], seconds[there]
+    overlapping = seconds > 0
+    return window[overlapping], span[overlapping], seconds[overlapping]
 
 
 def _covered(ops: Ops, windows: Windows) -> Floats:

@@ -71,9 +71,9 @@ def bootstrap_median(groups: Sequence[Sequence[float]], *, seed: int = 0) -> Int
         raise UserError("an interval needs values", received="no group of values")
     draw = np.random.default_rng(seed)
     rounds = max(1, _AT_ONCE // (len(lists) * max(map(len, lists))))
-    found = [_medians(lists, draw, min(rounds, _ROUNDS - done)) for done in range(0, _ROUNDS, rounds)]
+    medians = [_medians(lists, draw, min(rounds, _ROUNDS - done)) for done in range(0, _ROUNDS, rounds)]
     value = float(np.median(np.concatenate(lists)))
-    low, high = np.quantile(np.concatenate(found), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(np.concatenate(medians), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(value, min(float(low), value), max(float(high), value))
 
 

@@ -24,8 +24,8 @@ import numpy as np
 from edgetrain.errors import UserError
 from edgetrain.measure.windows import Floats, Ints, Windows
 
-LEAST_PARTS, MOST_PARTS = 4, 64
-_LEAST_COVERED = 0.99
+MIN_PARTS, MAX_PARTS = 4, 64
+_MIN_COVERED = 0.99
 _FLAT = 1e-9
 
 
@@ -52,8 +52,8 @@ def of_windows(windows: Windows, start_ns: Ints, end_ns: Ints) -> Likeness | Non
     if not len(windows.amount) or not len(start_ns):
         return None
     window_ns = float(np.median(windows.end_ns - windows.start_ns))
-    parts = min(int(np.median(end_ns - start_ns) // window_ns), MOST_PARTS)
-    if parts < LEAST_PARTS:
+    parts = min(int(np.median(end_ns - start_ns) // window_ns), MAX_PARTS)
+    if parts < MIN_PARTS:
         return None
     courses = _courses(windows, start_ns, end_ns, parts)
     both = ~np.isnan(courses[:-1]).any(axis=1) & ~np.isnan(courses[1:]).any(axis=1)
@@ -62,7 +62,9 @@ def of_windows(windows: Windows, start_ns: Ints, end_ns: Ints) -> Likeness | Non
         return None
     mean = max(abs(float(np.concatenate([first, second]).mean())), 1e-300)
     apart = np.abs(first - second).mean(axis=1) / mean
-    alike = [one for a, b in zip(first, second, strict=True) if (one := _correlation(a, b, mean)) is not None]
+    alike = [
+        correlation for a, b in zip(first, second, strict=True) if (correlation := _correlation(a, b, mean)) is not None
+    ]
     return Likeness(statistics.median(alike) if alike else None, float(np.median(apart)), len(first))
 
 
@@ -73,7 +75,7 @@ def _courses(windows: Windows, start_ns: Ints, end_ns: Ints, parts: int) -> Floa
     covered = np.diff(_reached(windows, (windows.end_ns - windows.start_ns).astype(np.float64) * 1e-9, edges), axis=1)
     length = np.diff(edges, axis=1) * 1e-9
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(covered >= _LEAST_COVERED * length, spent / covered, math.nan)
+        return np.where(covered >= _MIN_COVERED * length, spent / covered, math.nan)
 
 
 def _reached(windows: Windows, amount: Floats, at_ns: Floats) -> Floats:

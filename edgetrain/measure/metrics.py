@@ -1,11 +1,11 @@
 """What the samples say of a span of time: CPU seconds, utilisation, memory, energy, temperature, and how quiet it was.
 
 In:  `Samples`, and a span of the same clock.
-Out: numbers of that span. What no sensor told is None.
+Out: numbers of that span. What no sensor measured is None.
 
 A counter (CPU time, energy) is read off at both ends of the span, between two readings by a straight line; where the
 readings begin a little later or end a little earlier, what they miss is taken to be like the rest. A gauge (power,
-temperature) is averaged over time. Energy comes from every source that tells it; which of them speaks for the
+temperature) is averaged over time. Energy comes from every source that measures it; which of them speaks for the
 machine:
 
     a sensor of the whole device     battery, board input, PMIC         alone
@@ -28,9 +28,9 @@ WHOLE_DEVICE = ("power supply", "ina3221", "raspberry pmic")
 Verdict = Literal["quiet", "noisy", "unknown"]
 
 # Above these parts of a core, or of the time, somebody else was at work.
-MOST_OTHERS, MOST_STEAL, MOST_PRESSURE = 0.10, 0.02, 0.05
+MAX_OTHERS, MAX_STEAL, MAX_PRESSURE = 0.10, 0.02, 0.05
 
-LEAST_COVERED = 0.8  # of a span, by the readings that tell of it
+MIN_COVERED = 0.8  # of a span, by readings
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Quiet:
 
     def __str__(self) -> str:
         if self.verdict == "unknown":
-            return "unknown: this machine does not tell what else ran"
+            return "unknown: this machine does not say what else ran"
         parts = [
             f"{name} {100 * part:.1f} %"
             for name, part in (("other processes", self.others), ("steal", self.steal), ("pressure", self.pressure))
@@ -101,31 +101,31 @@ def most(samples: Samples, name: str, span: Span) -> float | None:
 
 def utilisation(samples: Samples, span: Span) -> dict[str, float]:
     """The part of the time that each core was busy, by its name: cpu0, cpu1, …"""
-    found = {}
+    parts = {}
     for _, channel in channels(samples):
         core = channel.name.removesuffix("_time_s")
         if channel.counter and core.startswith("cpu") and core[3:].isdigit():
             busy_s = growth(samples, channel.name, span)
             if busy_s is not None and span.time_s > 0:
-                found[core] = min(busy_s / span.time_s, 1.0)
-    return found
+                parts[core] = min(busy_s / span.time_s, 1.0)
+    return parts
 
 
 def energies(samples: Samples, span: Span) -> list[Energy]:
-    """One for each source that tells power or energy."""
+    """One for each source that measures power or energy."""
     return [energy for series in samples.series if (energy := _energy(series, span)) is not None]
 
 
-def chosen(found: Sequence[Energy]) -> Energy | None:
+def chosen(energies: Sequence[Energy]) -> Energy | None:
     """The energy of the machine; see the module's docstring."""
-    measured = [energy for energy in found if energy.kind != "modelled"]
+    measured = [energy for energy in energies if energy.kind != "modelled"]
     whole = [energy for energy in measured if energy.source in WHOLE_DEVICE]
     if whole:
         return whole[0]
     if measured:
         kind: Kind = "measured" if all(energy.kind == "measured" for energy in measured) else "derived"
         return Energy(" + ".join(e.source for e in measured), kind, sum(e.energy_j for e in measured))
-    return found[0] if found else None
+    return energies[0] if energies else None
 
 
 def quiet(samples: Samples, span: Span) -> Quiet:
@@ -136,9 +136,9 @@ def quiet(samples: Samples, span: Span) -> Quiet:
     stolen = growth(samples, "steal_time_s", span)
     steal = None if stolen is None else stolen / span.time_s
     waits = [growth(samples, f"pressure_{what}_s", span) for what in ("memory", "io")]
-    told = [wait / span.time_s for wait in waits if wait is not None]
-    pressure = max(told) if told else None
-    limits = ((others, MOST_OTHERS), (steal, MOST_STEAL), (pressure, MOST_PRESSURE))
+    known_waits = [wait / span.time_s for wait in waits if wait is not None]
+    pressure = max(known_waits) if known_waits else None
+    limits = ((others, MAX_OTHERS), (steal, MAX_STEAL), (pressure, MAX_PRESSURE))
     known = [part <= limit for part, limit in limits if part is not None]
     verdict: Verdict = "unknown" if not known else "quiet" if all(known) else "noisy"
     return Quiet(verdict, others, steal, pressure)
@@ -153,45 +153,45 @@ def channels(samples: Samples) -> Iterator[tuple[Series, Channel]]:
 def _column(series: Series, channel: Channel) -> tuple[Times, Floats]:
     """The readings that there are."""
     _, values = series.column(channel.name)
-    there = np.isfinite(values)
-    return series.at_ns[there], values[there]
+    known = np.isfinite(values)
+    return series.at_ns[known], values[known]
 
 
 def _growth(at: Times, total: Floats, span: Span) -> float | None:
-    there = _overlap(at, span)
-    if there is None:
+    overlap = _overlap(at, span)
+    if overlap is None:
         return None
-    ends = np.interp([there.begin_ns, there.end_ns], at, total)
-    return float(ends[1] - ends[0]) * span.time_s / there.time_s
+    ends = np.interp([overlap.begin_ns, overlap.end_ns], at, total)
+    return float(ends[1] - ends[0]) * span.time_s / overlap.time_s
 
 
 def _mean(at: Times, values: Floats, span: Span) -> float | None:
-    there = _overlap(at, span)
-    if there is None:
+    overlap = _overlap(at, span)
+    if overlap is None:
         return None
-    inside = (at > there.begin_ns) & (at < there.end_ns)
-    places = np.concatenate([[there.begin_ns], at[inside], [there.end_ns]]).astype(float)
+    inside = (at > overlap.begin_ns) & (at < overlap.end_ns)
+    places = np.concatenate([[overlap.begin_ns], at[inside], [overlap.end_ns]]).astype(float)
     levels = np.interp(places, at, values)
-    return float(np.sum((levels[1:] + levels[:-1]) / 2 * np.diff(places)) / (there.end_ns - there.begin_ns))
+    return float(np.sum((levels[1:] + levels[:-1]) / 2 * np.diff(places)) / (overlap.end_ns - overlap.begin_ns))
 
 
 def _overlap(at: Times, span: Span) -> Span | None:
-    """The part of the span that the readings reach over: most of it, or they tell nothing of it."""
+    """The part of the span that the readings reach over: most of it, or None."""
     if len(at) < 2:
         return None
-    there = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))
-    return there if there.time_s > 0 and there.time_s >= LEAST_COVERED * span.time_s else None
+    overlap = Span(max(int(at[0]), span.begin_ns), min(int(at[-1]), span.end_ns))
+    return overlap if overlap.time_s > 0 and overlap.time_s >= MIN_COVERED * span.time_s else None
 
 
 def _energy(series: Series, span: Span) -> Energy | None:
     """Counters of joules where there are any, else power over time."""
     for unit in ("J", "W"):
-        told = outermost(series.channels, "J" if unit == "J" else "W")
+        outer = outermost(series.channels, "J" if unit == "J" else "W")
         amounts = [
             _growth(*_column(series, c), span) if c.counter else _over_time(_mean(*_column(series, c), span), span)
-            for c in told
+            for c in outer
         ]
-        known = [(c, amount) for c, amount in zip(told, amounts, strict=True) if amount is not None]
+        known = [(c, amount) for c, amount in zip(outer, amounts, strict=True) if amount is not None]
         if known:
             kinds = {channel.kind for channel, _ in known}
             kind: Kind = kinds.pop() if len(kinds) == 1 else "derived"

@@ -21,7 +21,7 @@ from edgetrain.saved import load as load_saved
 SCHEMA = 1
 FILE = "memory.json"
 ALIVE_SHOWN = 25
-_MOST = 1e300  # of a number that is drawn: what is larger would leave the drawing's own arithmetic
+_MAX_NUMBER = 1e300  # of a number that is drawn: what is larger would leave the drawing's own arithmetic
 T = TypeVar("T")
 
 
@@ -223,6 +223,6 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise ValueError(f"{value!r:.60} is no number")
     return float(value)

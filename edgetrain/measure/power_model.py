@@ -1,4 +1,4 @@
-"""Which watts energy is modelled with, where no sensor tells it (`sensors/modelled_power.py`).
+"""Which watts energy is modelled with, where no sensor measures it (`sensors/modelled_power.py`).
 
 what the user read off a plug meter here      `edgetrain calibrate`        ±15 %
 else a device file                            by the board's name          ±20 % and more, as the file says
@@ -99,39 +99,39 @@ def find_model(
     if model is None:
         return [missing(NAME, gives, resolution, _HOW)]
     cores, process, highest = core_time.find(root)[1], process_time.find(root, pid)[1], _highest(root)
-    told = f"{model.label}: {model.idle_w:.3g} W idle, {model.core_w:.3g} W a core ({model.source})"
+    words = f"{model.label}: {model.idle_w:.3g} W idle, {model.core_w:.3g} W a core ({model.source})"
     fix = None if model.calibrated else _HOW
-    found: list[Found] = []
+    sources: list[Found] = []
     if cores is not None:
         clocks = Clocks(cpu_frequency.find(root)[1], highest)
         source = ModelledPower(model, cores, clocks, clock or SystemClock(time.CLOCK_MONOTONIC))
-        found.append(readable(source, f"energy of the machine, {told}", resolution, fix))
+        sources.append(readable(source, f"energy of the machine, {words}", resolution, fix))
     if process is not None:
         clocks = Clocks(cpu_frequency.find(root)[1], highest)
         own = ModelledProcessPower(model, process, clocks)
-        found.append(readable(own, f"energy that the process adds, {told}", "1 ns of CPU time"))
-    return found or [missing(NAME, gives, resolution)]
+        sources.append(readable(own, f"energy that the process adds, {words}", "1 ns of CPU time"))
+    return sources or [missing(NAME, gives, resolution)]
 
 
 def _highest(root: Path) -> dict[str, float]:
     """By core, its highest clock in Hz."""
-    found = {
+    clocks_khz = {
         path.parent.parent.name: OpenFile(path).number()
         for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/cpuinfo_max_freq")
     }
-    return {core: khz * 1e3 for core, khz in found.items() if khz}
+    return {core: khz * 1e3 for core, khz in clocks_khz.items() if khz}
 
 
 def with_model(
-    found: list[tuple[Finding, Source | None]],
+    sources: list[tuple[Finding, Source | None]],
     root: Path = Path("/"),
     *,
     pid: int,
     device: str | Path | None = None,
     reads: int = 5,
 ) -> list[tuple[Finding, Source | None]]:
-    """The sources with the model among them, where no sensor tells the processor's power or a device is asked for."""
-    if device is None and gives_power(found):
-        finding, _ = missing(NAME, "not needed: a sensor tells power here", "")
-        return [*found, (replace(finding, fix=None), None)]
-    return [*found, *(timed(*each, reads=reads) for each in find_model(root, pid=pid, device=device))]
+    """The sources with the model among them, where no sensor measures the processor's power, or a device is given."""
+    if device is None and gives_power(sources):
+        finding, _ = missing(NAME, "not needed: a sensor measures power here", "")
+        return [*sources, (replace(finding, fix=None), None)]
+    return [*sources, *(timed(*each, reads=reads) for each in find_model(root, pid=pid, device=device))]

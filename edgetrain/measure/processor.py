@@ -1,4 +1,4 @@
-"""How a run uses the processor: threads, cores, frequency; set for a block, put back after it, and told.
+"""How a run uses the processor: threads, cores, frequency; set for a block, put back after it, and reported.
 
 In:  `Processor`, what is asked for; None leaves a thing as it is.
 Out: `Processor`, what is in force in the block, for the record.
@@ -40,7 +40,7 @@ class Processor:
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """ "0-2,4" → (0, 1, 2, 4)."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
         if match is None:
@@ -50,8 +50,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise UserError("invalid value for cores", expected="ranges from low to high", received=shown(text))
-        found |= set(range(first, last + 1))
-    return tuple(sorted(found))
+        cores |= set(range(first, last + 1))
+    return tuple(sorted(cores))
 
 
 @contextlib.contextmanager
@@ -77,12 +77,12 @@ def spare_cores() -> tuple[int, ...]:
     return tuple(sorted(_AT_START - os.sched_getaffinity(0)))
 
 
-def _require_cores(asked: tuple[int, ...], there: tuple[int, ...]) -> None:
-    missing = [core for core in asked if core not in there]
+def _require_cores(asked: tuple[int, ...], usable: tuple[int, ...]) -> None:
+    missing = [core for core in asked if core not in usable]
     if missing or not asked:
         raise UserError(
             "this process cannot use those cores",
-            expected=f"some of {', '.join(map(str, there))}",
+            expected=f"some of {', '.join(map(str, usable))}",
             received=", ".join(map(str, asked)) or "none",
         )
 
@@ -116,7 +116,7 @@ def _limits(folder: Path) -> dict[str, int]:
         raise UserError(
             "the frequency cannot be set on this machine: the kernel offers no cpufreq",
             received=f"{folder}: {error}",
-            next_step="leave the frequency out; what it is where the machine tells is in the samples",
+            next_step="leave the frequency out; the samples hold what it was, where the machine says so",
         ) from error
 
 

@@ -5,7 +5,7 @@ Out: `Profile`, and a run folder: record.json (the summary), timeline.json and .
      attribution.json, memory.json. `edgetrain report` draws it.
 
 How it is measured stands in `protocol.py`. Every value of the summary says whether it was measured, derived or
-modelled; what this machine does not tell is "unavailable", never 0.
+modelled; what this machine cannot measure is "unavailable", never 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from edgetrain.run.memory import MemoryTrace, allocated_peak
 from edgetrain.run.step import Step
 
 INFERENCES = 7  # forward passes that are timed at least; the first ones are left out
-MOST_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few of short ones tell little
+MAX_INFERENCES, INFERENCES_S = 60, 1.0  # as many as take so long: a few short ones say little
 INFERENCES_LEFT_OUT = 2
 BUSY = "not known: the machine was busy"
 _NOT_HAD: Origin = "unavailable"
@@ -73,12 +73,12 @@ class Profile:
 
     def __repr__(self) -> str:
         """The headlines; the rest is thousands of numbers."""
-        told = [f"Profile in {self.folder}"]
+        parts = [f"Profile in {self.folder}"]
         for name in ("step_time_s", "peak_bytes", "energy_per_step_j"):
             value = self.record.summary.get(name)
             if value is not None and value.value is not None:
-                told.append(f"{name} {value.value:.4g} ({value.origin})")
-        return ", ".join(told)
+                parts.append(f"{name} {value.value:.4g} ({value.origin})")
+        return ", ".join(parts)
 
 
 @checked("batch")
@@ -101,7 +101,7 @@ def profile(
     steps: measured ones, after the warm-up; by default at least 30, and 3 s of them.
     out: the run folder; by default a new one under runs/.
     threads, cores, frequency_hz: how the processor is used meanwhile; put back afterwards.
-    device: a device file to model energy with, where no sensor tells it.
+    device: a device file to model energy with, where no sensor measures it.
     protocol: idle time, sampling period, rounds; `steps` of it is not read. sources: sensors in place of those found.
     The model is trained by these steps.
     """
@@ -115,8 +115,8 @@ def profile(
         record = replace(record, machine=replace(record.machine, torch_threads=torch.get_num_threads()))
         folder.save(record)
         try:
-            there = found_sources(device) if sources is None else tuple(sources)
-            measured = measure(step, batch, there, folder.path, how, on_progress)
+            sensors = found_sources(device) if sources is None else tuple(sources)
+            measured = measure(step, batch, sensors, folder.path, how, on_progress)
             traces = step.trace_micro_batches(*batch)
             memory = max(traces, key=lambda trace: trace.peak_with_workspace_bytes)
             attributed = tuple(_attributed(measured))
@@ -133,9 +133,9 @@ def profile(
 
 
 def found_sources(device: str | Path | None = None) -> tuple[Source, ...]:
-    """The sensors of this machine that can be read, and the power model where none tells power."""
-    found = with_model(find(), pid=os.getpid(), device=device)
-    return tuple(source for _, source in found if source is not None)
+    """The sensors of this machine that can be read, and the power model where none measures power."""
+    sources = with_model(find(), pid=os.getpid(), device=device)
+    return tuple(source for _, source in sources if source is not None)
 
 
 # ---- attribution
@@ -144,20 +144,20 @@ def found_sources(device: str | Path | None = None) -> tuple[Source, ...]:
 def _attributed(measured: Measured) -> Iterator[Attributed]:
     """Energy and CPU time over the ops, from the channels that resolve them best."""
     ops = _instances(measured.timeline)
-    for quantity, unit, told in (
+    for quantity, unit, resolved in (
         ("energy", "J", _energy_windows(measured)),
         ("cpu time", "s", _counter_windows(measured, "process_time_s")),
     ):
-        if told is not None:
-            channel, windows = told
-            found = attribute(ops, windows)
-            # Idle time that cannot be told from some ops is in their share already.
-            alone = found.idle is not None and found.idle not in found.shares
-            shares = (*found.shares, *((found.idle,) if alone and found.idle is not None else ()))
+        if resolved is not None:
+            channel, windows = resolved
+            attribution = attribute(ops, windows)
+            # Idle time that cannot be told apart from some ops is in their share already.
+            alone = attribution.idle is not None and attribution.idle not in attribution.shares
+            shares = (*attribution.shares, *((attribution.idle,) if alone and attribution.idle is not None else ()))
             origin: Origin = "modelled" if channel.kind == "modelled" else "derived"
             yield Attributed(
-                quantity, unit, origin, channel.name, groups(shares, measured.timeline.steps), found.windows,
-                found.noise if np.isfinite(found.noise) else None,
+                quantity, unit, origin, channel.name, groups(shares, measured.timeline.steps), attribution.windows,
+                attribution.noise if np.isfinite(attribution.noise) else None,
             )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def _instances(timeline: Timeline) -> Ops:
 
 
 def _energy_windows(measured: Measured) -> tuple[Channel, Windows] | None:
-    """Of the source that speaks for the machine. The model tells the process's own part more finely than the whole."""
+    """Of the source that speaks for the machine. The model resolves the process's own part more finely."""
     chosen = metrics.chosen(metrics.energies(measured.samples, measured.measured))
     if chosen is None:
         return None
@@ -177,10 +177,10 @@ def _energy_windows(measured: Measured) -> tuple[Channel, Windows] | None:
     for series in measured.samples.series:
         if series.name == chosen.source.split(" + ")[0]:
             for unit in ("J", "W"):
-                told = outermost(series.channels, "J" if unit == "J" else "W")
-                if told:
-                    total = np.sum([series.column(channel.name)[1] for channel in told], axis=0)
-                    return told[0], _windows(told[0], series.at_ns, total, measured.measured)
+                outer = outermost(series.channels, "J" if unit == "J" else "W")
+                if outer:
+                    total = np.sum([series.column(channel.name)[1] for channel in outer], axis=0)
+                    return outer[0], _windows(outer[0], series.at_ns, total, measured.measured)
     return None
 
 
@@ -232,17 +232,17 @@ def _times(measured: Measured, n: int) -> Summary:
 def _work(timeline: Timeline) -> Summary:
     """Where the time of a step goes: medians over steps of the sums of ops."""
     op_s = timeline.op_s
-    found: Summary = {}
+    summary: Summary = {}
     for phase in ("forward", "backward", "update"):
-        found[f"{phase}_s"] = _sum(op_s, [op.phase == phase and op.why == "first" for op in timeline.ops])
-    found["recomputed_s"] = _sum(op_s, [op.why == "recomputed" for op in timeline.ops])
-    found["paging_s"] = _sum(op_s, [op.why == "paged" for op in timeline.ops])
+        summary[f"{phase}_s"] = _sum(op_s, [op.phase == phase and op.why == "first" for op in timeline.ops])
+    summary["recomputed_s"] = _sum(op_s, [op.why == "recomputed" for op in timeline.ops])
+    summary["paging_s"] = _sum(op_s, [op.why == "paged" for op in timeline.ops])
     between = timeline.step_s - op_s.sum(axis=1)
-    found["between_ops_s"] = _interval(median_interval(between.tolist()), "s", "derived")
+    summary["between_ops_s"] = _interval(median_interval(between.tolist()), "s", "derived")
     flops = sum(op.flops for op in timeline.ops)
-    found["flops"] = Value(flops, "1", "derived")
-    found["flops_per_s"] = Value(flops / float(np.median(timeline.step_s)), "1/s", "derived")
-    return found
+    summary["flops"] = Value(flops, "1", "derived")
+    summary["flops_per_s"] = Value(flops / float(np.median(timeline.step_s)), "1/s", "derived")
+    return summary
 
 
 def _sum(op_s: Floats, which: Sequence[bool]) -> Value:
@@ -253,20 +253,20 @@ def _memory(memory: MemoryTrace, samples: Samples, span: Span) -> Summary:
     """What is taken at the peak, by role, and what the process takes."""
     roles = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient", "undo", "workspace")
     by_role = {role: sum(a.n_bytes for a in memory.alive if a.role == role) for role in roles}
-    found = {
+    summary = {
         "peak_bytes": Value(memory.peak_with_workspace_bytes, "B", "measured"),
         "peak_op": Value(memory.peak_op, "", "measured"),
         **{f"peak_{role}_bytes": Value(n_bytes, "B", "measured") for role, n_bytes in by_role.items() if n_bytes},
     }
-    found["process_peak_bytes"] = _maybe(metrics.most(samples, "process_resident_bytes", span), "B", "measured")
-    return found
+    summary["process_peak_bytes"] = _maybe(metrics.most(samples, "process_resident_bytes", span), "B", "measured")
+    return summary
 
 
 def _use(samples: Samples, span: Span, steps: int) -> Summary:
     cores = metrics.utilisation(samples, span)
     cpu_s = metrics.growth(samples, "process_time_s", span)
     mean = statistics.fmean(cores.values()) if cores else None
-    found = {
+    summary = {
         "cpu_s_per_step": _maybe(None if cpu_s is None else cpu_s / steps, "s", "derived"),
         "utilisation": _maybe(mean, "1", "derived"),
         "idle_ratio": _maybe(None if mean is None else 1 - mean, "1", "derived"),
@@ -274,8 +274,8 @@ def _use(samples: Samples, span: Span, steps: int) -> Summary:
     }
     for _, channel in metrics.channels(samples):
         if channel.unit == "1" and channel.name.endswith("utilisation"):
-            found[channel.name] = _maybe(metrics.mean(samples, channel.name, span), "1", "measured")
-    return found
+            summary[channel.name] = _maybe(metrics.mean(samples, channel.name, span), "1", "measured")
+    return summary
 
 
 def _energy(measured: Measured, n: int) -> Summary:
@@ -292,11 +292,11 @@ def _energy(measured: Measured, n: int) -> Summary:
         None if net is None else net / steps, None if net is None else net / steps / n,
         busy.energy_j / span.time_s, idle_w,
     )  # fmt: skip
-    found = {name: _joules(amount, name, busy) for name, amount in zip(names, amounts, strict=True)}
-    found["energy_source"] = Value(busy.source, "", "modelled" if busy.kind == "modelled" else "measured")
+    summary = {name: _joules(amount, name, busy) for name, amount in zip(names, amounts, strict=True)}
+    summary["energy_source"] = Value(busy.source, "", "modelled" if busy.kind == "modelled" else "measured")
     if not _alone(measured, span):
-        found["energy_note"] = Value(_OTHERS, "", "derived")
-    return found
+        summary["energy_note"] = Value(_OTHERS, "", "derived")
+    return summary
 
 
 _OTHERS = (
@@ -330,27 +330,27 @@ def _net_j(measured: Measured, busy: Energy) -> float | None:
     return max(busy.energy_j - idle_w * measured.measured.time_s, 0.0)
 
 
-def _joules(amount: float | None, name: str, told: Energy) -> Value:
+def _joules(amount: float | None, name: str, energy: Energy) -> Value:
     unit = name.rpartition("_")[2].upper()
     if amount is None:
         return Value(None, unit, _NOT_HAD)
-    origin: Origin = "modelled" if told.kind == "modelled" else "derived"
-    if told.plus_minus is None:
+    origin: Origin = "modelled" if energy.kind == "modelled" else "derived"
+    if energy.plus_minus is None:
         return Value(amount, unit, origin)
     # Two times of three lie within plus_minus; twice as far is about 95 %.
-    off = 2 * told.plus_minus * amount
+    off = 2 * energy.plus_minus * amount
     return Value(amount, unit, origin, max(amount - off, 0.0), amount + off)
 
 
 def _climate(samples: Samples, span: Span) -> Summary:
     """Temperatures and clocks: the mean, and the highest of temperatures."""
-    found: Summary = {}
+    summary: Summary = {}
     for _, channel in metrics.channels(samples):
         if channel.unit == "°C":
-            found[f"{channel.name}_most"] = _maybe(metrics.most(samples, channel.name, span), "°C", "measured")
+            summary[f"{channel.name}_most"] = _maybe(metrics.most(samples, channel.name, span), "°C", "measured")
         if channel.unit == "Hz":
-            found[f"{channel.name}_mean"] = _maybe(metrics.mean(samples, channel.name, span), "Hz", "derived")
-    return found
+            summary[f"{channel.name}_mean"] = _maybe(metrics.mean(samples, channel.name, span), "Hz", "derived")
+    return summary
 
 
 def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: MemoryTrace) -> Summary:
@@ -363,7 +363,7 @@ def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: Mem
 
     times: list[float] = []
     grown = allocated_peak(forward)
-    while len(times) < INFERENCES or (len(times) < MOST_INFERENCES and sum(times) < INFERENCES_S):
+    while len(times) < INFERENCES or (len(times) < MAX_INFERENCES and sum(times) < INFERENCES_S):
         forward()
     taken = median_interval(times[INFERENCES_LEFT_OUT:])
     trained = median_interval(measured.timeline.step_s.tolist())
@@ -378,40 +378,40 @@ def _inference(step: Step, batch: Sequence[Any], measured: Measured, memory: Mem
 
 def _trust(measured: Measured) -> Summary:
     """How much to believe: what measuring costs, whether the machine was quiet, how alike steps are."""
-    found: Summary = {}
+    summary: Summary = {}
     costs = {f"overhead_{way}": measured.overhead(way) for way in WAYS[1:]}
     known = [cost for cost in costs.values() if cost is not None]
     # Nothing makes a step faster than no measuring: what says so was disturbed, and so was what ran in turns with it.
     busy = not _alone(measured, measured.measured) or any(cost.high < 0 for cost in known)
     for name, cost in costs.items():
         sure = cost is not None and not busy
-        found[name] = _interval(cost, "1", "measured") if cost is not None and sure else Value(None, "1", _NOT_HAD)
+        summary[name] = _interval(cost, "1", "measured") if cost is not None and sure else Value(None, "1", _NOT_HAD)
     if known and busy:
-        found["overhead_note"] = Value(BUSY, "", "derived")
-    found["noise"] = Value(str(metrics.quiet(measured.samples, measured.measured)), "", "derived")
-    found |= _likeness(measured)
-    summary = measured.sampler
-    if summary.ticks_due:
-        found["samples_delivered"] = Value((summary.ticks_delivered or 0) / summary.ticks_due, "1", "measured")
-    for number, note in enumerate(summary.notes):
-        found[f"note_{number + 1}"] = Value(note, "", "measured")
-    return found
+        summary["overhead_note"] = Value(BUSY, "", "derived")
+    summary["noise"] = Value(str(metrics.quiet(measured.samples, measured.measured)), "", "derived")
+    summary |= _likeness(measured)
+    sampler = measured.sampler
+    if sampler.ticks_due:
+        summary["samples_delivered"] = Value((sampler.ticks_delivered or 0) / sampler.ticks_due, "1", "measured")
+    for number, note in enumerate(sampler.notes):
+        summary[f"note_{number + 1}"] = Value(note, "", "measured")
+    return summary
 
 
 def _likeness(measured: Measured) -> Summary:
     """How much one step is like the next: in its time, and in the course of its CPU use and of its power."""
     timeline = measured.timeline
     times = likeness.of_times(timeline.step_s.tolist())
-    found = {"steps_differ": _maybe(None if times is None else times.difference, "1", "derived")}
+    values = {"steps_differ": _maybe(None if times is None else times.difference, "1", "derived")}
     begins, ends = timeline.step_ns[:, 0], timeline.step_ns[:, 1]
-    for name, told in (
+    for name, resolved in (
         ("cpu_course_alike", _counter_windows(measured, "process_time_s")),
         ("power_course_alike", _energy_windows(measured)),
     ):
-        alike = None if told is None else likeness.of_windows(told[1], begins, ends)
-        origin: Origin = "modelled" if told is not None and told[0].kind == "modelled" else "derived"
-        found[name] = _maybe(None if alike is None else alike.correlation, "1", origin)
-    return found
+        alike = None if resolved is None else likeness.of_windows(resolved[1], begins, ends)
+        origin: Origin = "modelled" if resolved is not None and resolved[0].kind == "modelled" else "derived"
+        values[name] = _maybe(None if alike is None else alike.correlation, "1", origin)
+    return values
 
 
 def _processor(used: Processor) -> Summary:
@@ -430,10 +430,10 @@ def _samples_in(batch: Sequence[Any]) -> int:
     raise UserError("the batch holds no samples", expected="tensors whose first dimension counts samples")
 
 
-def _interval(found: Interval, unit: str, origin: Origin) -> Value:
-    if not (np.isfinite(found.low) and np.isfinite(found.high)):
-        return Value(found.value, unit, origin)
-    return Value(found.value, unit, origin, found.low, found.high)
+def _interval(interval: Interval, unit: str, origin: Origin) -> Value:
+    if not (np.isfinite(interval.low) and np.isfinite(interval.high)):
+        return Value(interval.value, unit, origin)
+    return Value(interval.value, unit, origin, interval.low, interval.high)
 
 
 def _maybe(value: float | None, unit: str, origin: Origin) -> Value:

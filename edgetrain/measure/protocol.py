@@ -8,7 +8,7 @@ Out: `Measured`: the timeline of the measured steps, the samples of all of it, w
      times of the blocks.
 
 The model is trained by all of these steps. Warm-up ends when a change-point test says that times are steady, or at
-MOST_WARM_UP steps: `steady` says which.
+MAX_WARM_UP steps: `steady` says which.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ Way = Literal["nothing", "sampling", "tracing"]
 WAYS: tuple[Way, ...] = ("nothing", "sampling", "tracing")
 Stage = Literal["idle", "warm-up", "measuring", "overhead"]
 
-MOST_WARM_UP = 40  # steps
+MAX_WARM_UP = 40  # steps
 # Without a number of steps: enough of them for an interval, and time in which sensors that are read once a second and
 # counters that tick a hundred times a second have something to say.
-LEAST_STEPS, LEAST_TIME_S = 30, 3.0
-LEAST_BLOCK_S, MOST_BLOCK_S = 0.5, 1.0
+MIN_STEPS, MIN_TIME_S = 30, 3.0
+MIN_BLOCK_S, MAX_BLOCK_S = 0.5, 1.0
 SETTLE_S = 0.02  # after a sampler was paused or resumed
 
 
 @dataclass(frozen=True)
 class Protocol:
     """
-    steps:  measured ones; None: LEAST_STEPS, and as many more as take LEAST_TIME_S.
+    steps:  measured ones; None: MIN_STEPS, and as many more as take MIN_TIME_S.
     idle_s: of the baseline. period_s: of the sampler.
-    rounds: of blocks that tell what measuring costs; 0 leaves them out.
+    rounds: of blocks that measure what measuring itself costs; 0 leaves them out.
     """
 
     steps: int | None = None
     idle_s: float = 3.0
     period_s: float = 0.01
     rounds: int = 12
-    most_warm_up: int = MOST_WARM_UP
+    most_warm_up: int = MAX_WARM_UP
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ranges.whole("steps", LEAST_STEPS if self.steps is None else self.steps, ranges.STEPS)
+        ranges.whole("steps", MIN_STEPS if self.steps is None else self.steps, ranges.STEPS)
         ranges.number("idle_s", self.idle_s, ranges.IDLE_SECONDS)
         ranges.number("period_s", self.period_s, ranges.SECONDS)
         ranges.whole("rounds", self.rounds, ranges.ROUNDS)
@@ -100,8 +100,8 @@ class Measured:
         """What a way of measuring adds to the time of a step, as a part of it."""
         if not self.blocks:
             return None
-        found = ratio_interval(self.blocks[way], self.blocks["nothing"])
-        return Interval(found.value - 1, found.low - 1, found.high - 1)
+        ratio = ratio_interval(self.blocks[way], self.blocks["nothing"])
+        return Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1)
 
 
 def measure(
@@ -143,12 +143,12 @@ def _measured(
 def _more(how: Protocol, done: int, time_s: float) -> bool:
     if how.steps is not None:
         return done < how.steps
-    return done < LEAST_STEPS or time_s < LEAST_TIME_S
+    return done < MIN_STEPS or time_s < MIN_TIME_S
 
 
 def _expected(how: Protocol, done: int, step_s: float) -> int:
-    """How many steps there will be, as far as the last one tells."""
-    return how.steps or max(LEAST_STEPS, done, math.ceil(LEAST_TIME_S / step_s))
+    """How many steps there will be, by the time of the last one."""
+    return how.steps or max(MIN_STEPS, done, math.ceil(MIN_TIME_S / step_s))
 
 
 def _idle(how: Protocol, on_progress: Callable[[Progress], None]) -> Span:
@@ -176,7 +176,7 @@ def _warm_up(
 
 def _block(step: Callable[..., Any], batch: Sequence[Any], length: int) -> float:
     """The median time of a step. On a machine that has become slower since, a block has fewer steps."""
-    until = time.monotonic() + MOST_BLOCK_S
+    until = time.monotonic() + MAX_BLOCK_S
     times = [_timed(step, batch)]
     while len(times) < length and time.monotonic() < until:
         times.append(_timed(step, batch))
@@ -200,8 +200,8 @@ def _blocks(
     """Steps without measuring, with sampling, with sampling and tracing, taking turns."""
     if not how.rounds:
         return {}
-    found: dict[Way, list[float]] = {way: [] for way in WAYS}
-    length = max(1, round(LEAST_BLOCK_S / step_s))
+    times_s: dict[Way, list[float]] = {way: [] for way in WAYS}
+    length = max(1, round(MIN_BLOCK_S / step_s))
     shuffle = random.Random(how.seed)
     with tempfile.TemporaryDirectory(prefix="edgetrain-overhead-") as scratch:
         tracer = Tracer(step, Path(scratch))
@@ -212,6 +212,6 @@ def _blocks(
                 for way in shuffle.sample(WAYS, len(WAYS)):
                     (sampler.pause if way == "nothing" else sampler.resume)()
                     time.sleep(SETTLE_S)
-                    found[way].append(_block(runs[way], batch, length))
+                    times_s[way].append(_block(runs[way], batch, length))
                 on_progress(Progress("overhead", number + 1, how.rounds))
-    return {way: tuple(times) for way, times in found.items()}
+    return {way: tuple(times) for way, times in times_s.items()}

@@ -87,7 +87,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run happened. None: this machine does not tell."""
+    """Where a run happened. None: this machine does not say."""
 
     cpu: str | None
     cores: int | None

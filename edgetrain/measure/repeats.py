@@ -1,6 +1,6 @@
 """The same measurement in several fresh processes, taken together.
 
-In:  run folders of one command, the first of which is to tell for all.
+In:  run folders of one command, the first of which gets the summary of all.
 Out: the summary of all, which becomes that of the first: medians, with intervals that know that processes differ
      (memory layout, code alignment and the state of the machine are drawn anew for each).
 """
@@ -19,14 +19,14 @@ def combined(first: RunFolder, others: Sequence[RunFolder]) -> dict[str, Value]:
     """Of all runs; written to the first one's record."""
     runs = [first, *others]
     summaries = [run.load().summary for run in runs]
-    found = {name: _together([summary.get(name) for summary in summaries]) for name in summaries[0]}
+    summary_of_all = {name: _together([summary.get(name) for summary in summaries]) for name in summaries[0]}
     timelines = [load_timeline(run.path) for run in runs]
     if all(timeline is not None and timeline.steps for timeline in timelines):
         steps = bootstrap_median([timeline.step_s.tolist() for timeline in timelines if timeline is not None])
-        found["step_time_s"] = _value(steps, summaries[0]["step_time_s"])
-    found["repeats"] = Value(len(runs), "1", "measured")
-    first.save(replace(first.load(), summary=found))
-    return found
+        summary_of_all["step_time_s"] = _value(steps, summaries[0]["step_time_s"])
+    summary_of_all["repeats"] = Value(len(runs), "1", "measured")
+    first.save(replace(first.load(), summary=summary_of_all))
+    return summary_of_all
 
 
 def _together(values: Sequence[Value | None]) -> Value:
@@ -40,5 +40,5 @@ def _together(values: Sequence[Value | None]) -> Value:
     return _value(bootstrap_median([[number] for number in numbers]), first)
 
 
-def _value(found: Interval, like: Value) -> Value:
-    return Value(found.value, like.unit, like.origin, found.low, found.high)
+def _value(interval: Interval, like: Value) -> Value:
+    return Value(interval.value, like.unit, like.origin, interval.low, interval.high)

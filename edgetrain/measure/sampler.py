@@ -38,7 +38,7 @@ from edgetrain.measure.sampling import Task
 from edgetrain.measure.sensors import Source, find
 from edgetrain.measure.series import Paced
 
-LEAST_PERIOD_S, MOST_PERIOD_S = 0.001, 60.0
+MIN_PERIOD_S, MAX_PERIOD_S = 0.001, 60.0
 _PATIENCE_S = 20.0  # a driver's library can take seconds to start
 
 # edgetrain/__init__.py loads PyTorch. A package of that name with the same folder and nothing in it takes its place,
@@ -69,17 +69,17 @@ class Sampler:
         *,
         seed: int | None = None,
     ) -> None:
-        if not LEAST_PERIOD_S <= period_s <= MOST_PERIOD_S:
+        if not MIN_PERIOD_S <= period_s <= MAX_PERIOD_S:
             raise UserError(
                 "the sampler cannot sample at this period",
-                expected=f"{LEAST_PERIOD_S:g} to {MOST_PERIOD_S:g} seconds",
+                expected=f"{MIN_PERIOD_S:g} to {MAX_PERIOD_S:g} seconds",
                 received=f"{period_s:g}",
             )
         if sources is None:
             sources = [source for _, source in find(pid=os.getpid(), reads=0) if source is not None]
         self.folder = Path(folder)
         self.task = Task(
-            tuple(one if isinstance(one, Paced) else Paced(one) for one in sources),
+            tuple(each if isinstance(each, Paced) else Paced(each) for each in sources),
             str(self.folder.absolute()),
             round(period_s * 1e9),
             random.getrandbits(32) if seed is None else seed,
@@ -196,8 +196,8 @@ def _summary(answer: dict[str, Any] | None) -> Summary:
     if answer is None:
         return Summary("killed", notes=("The sampler was killed; its last second is lost.",))
     if "summary" not in answer:
-        told = str(answer.get("failed") or answer.get("cannot"))
-        return Summary("failed", notes=(f"The sampler failed: {told.strip().splitlines()[-1][:200]}",))
+        message = str(answer.get("failed") or answer.get("cannot"))
+        return Summary("failed", notes=(f"The sampler failed: {message.strip().splitlines()[-1][:200]}",))
     data = answer["summary"]
-    reads = tuple(Read(**one) for one in data.pop("sources"))
+    reads = tuple(Read(**read) for read in data.pop("sources"))
     return Summary(**{**data, "sources": reads, "notes": tuple(data["notes"])})

@@ -30,8 +30,8 @@ Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
 
 # Far more than any machine has: what is above was not written by a sampler.
-MOST_SOURCES, MOST_CHANNELS, MOST_HEADER_BYTES = 1000, 20_000, 8 << 20
-_MOST_PERIOD_NS = 3600 * 10**9
+MAX_SOURCES, MAX_CHANNELS, MAX_HEADER_BYTES = 1000, 20_000, 8 << 20
+_MAX_PERIOD_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
@@ -72,27 +72,27 @@ class Samples:
 
     def source(self, name: str) -> Series:
         """One source, by its name."""
-        for one in self.series:
-            if one.name == name:
-                return one
-        raise UserError(f"the samples have no source {name!r}", expected=_list([one.name for one in self.series]))
+        for series in self.series:
+            if series.name == name:
+                return series
+        raise UserError(f"the samples have no source {name!r}", expected=_list([series.name for series in self.series]))
 
 
 def read_samples(folder: Path | str) -> Samples:
     """Of a run folder."""
     file = Path(folder) / SAMPLES
     data = read_whole(file)
-    end = data.find(b"\n", 0, MOST_HEADER_BYTES)
+    end = data.find(b"\n", 0, MAX_HEADER_BYTES)
     if end < 0:
         raise UserError(f"{file} holds no samples of edgetrain", received=f"{len(data)} bytes without a header")
     head = _header(file, data[:end])
     sources = _sources(head)
     blocks, cut_off = _blocks(data, end + 1, [_row(channels) for _, channels in sources])
     return Samples(
-        _whole(head, "period_ns", 1, _MOST_PERIOD_NS),
+        _whole(head, "period_ns", 1, _MAX_PERIOD_NS),
         _whole(head, "started_ns", 0, 1 << 62),
         _whole(head, "wall_offset_ns", -(1 << 62), 1 << 62),
-        tuple(_series(*one, rows) for one, rows in zip(sources, blocks, strict=True)),
+        tuple(_series(*source, rows) for source, rows in zip(sources, blocks, strict=True)),
         cut_off,
     )
 
@@ -131,13 +131,13 @@ def _header(file: Path, line: bytes) -> Fields:
 
 
 def _sources(head: Fields) -> list[tuple[str, tuple[Channel, ...]]]:
-    sources = [_source(entry) for entry in head.each("sources", MOST_SOURCES)]
+    sources = [_source(entry) for entry in head.each("sources", MAX_SOURCES)]
     _distinct(head, "sources", [name for name, _ in sources])
     return sources
 
 
 def _source(data: Fields) -> tuple[str, tuple[Channel, ...]]:
-    channels = tuple(map(_channel, data.each("channels", MOST_CHANNELS)))
+    channels = tuple(map(_channel, data.each("channels", MAX_CHANNELS)))
     _distinct(data, "channels", [channel.name for channel in channels])
     return _name(data, "name"), channels
 
@@ -187,18 +187,18 @@ def _row(channels: tuple[Channel, ...]) -> np.dtype[np.void]:
 
 def _blocks(data: bytes, place: int, rows: Sequence[np.dtype[np.void]]) -> tuple[list[list[Any]], bool]:
     """The rows of each source, block by block; True if something stands there that is no whole block."""
-    found: list[list[Any]] = [[] for _ in rows]
+    blocks: list[list[Any]] = [[] for _ in rows]
     while place + BLOCK.size <= len(data):
         number, count = BLOCK.unpack_from(data, place)
         if not (0 <= number < len(rows) and count > 0):
-            return found, True
+            return blocks, True
         place += BLOCK.size
         whole = min(count, (len(data) - place) // rows[number].itemsize)
-        found[number].append(np.frombuffer(data, rows[number], whole, place))
+        blocks[number].append(np.frombuffer(data, rows[number], whole, place))
         if whole < count:
-            return found, True
+            return blocks, True
         place += whole * rows[number].itemsize
-    return found, place < len(data)
+    return blocks, place < len(data)
 
 
 def _series(name: str, channels: tuple[Channel, ...], blocks: list[Any]) -> Series:

@@ -73,7 +73,7 @@ def begin(task: Task, clock: Clock) -> list[Series]:
     return series
 
 
-def record(task: Task, stop: Stop, clock: Clock, ready: Callable[[], None]) -> Summary:
+def record(task: Task, stop: Stop, clock: Clock, on_begin: Callable[[], None]) -> Summary:
     """Sample as the task says; how it went. OSError: not even the header could be written."""
     series = begin(task, clock)
     file = File(Path(task.folder) / SAMPLES)
@@ -81,7 +81,7 @@ def record(task: Task, stop: Stop, clock: Clock, ready: Callable[[], None]) -> S
     recorder = Recorder(series, file, clock, notes, task.period_ns)
     try:
         file.write(header([each.source for each in series], task.period_ns, clock.now_ns(), clock.wall_ns()))
-        ready()
+        on_begin()
         gc.freeze()
         wall, cpu, started = clock.wall_ns() - clock.now_ns(), clock.cpu_ns(), clock.now_ns()
         ended = recorder.run(stop, [draw.random() for _ in range(_PLACES)], task.library())

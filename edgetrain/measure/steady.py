@@ -12,7 +12,7 @@ In:  seconds of steps. Out: `Steady`, with the first steady step, or None: "not 
 How: the run is cut into pieces that have one level each, at the places where that explains it best; a cut must pay for
 itself. What a piece costs is the sum of distances from its median, so that outliers count little. The steady part is
 the last piece, with those before it that have the same level to within `tolerance`; it must be long and must not drift,
-and its times must lie close together: of times that differ by more than MOST_SPREAD, one number says nothing.
+and its times must lie close together: of times that differ by more than MAX_SPREAD, one number says nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import numpy as np
 from edgetrain.errors import UserError
 
 TOLERANCE = 0.02
-LEAST_STEPS = 10
-MOST_SPREAD = 2.0  # of the times of steps: the 95th of a hundred over the 5th
-_LEAST_PART = 0.2  # of the run: a run that has just settled at its end may be settling still
-_SHORTEST = 5  # steps of a piece, but for the first: the first step alone may be the slow one
+MIN_STEPS = 10
+MAX_SPREAD = 2.0  # of the times of steps: the 95th of a hundred over the 5th
+_MIN_PART = 0.2  # of the run: a run that has just settled at its end may be settling still
+_MIN_PIECE = 5  # steps of a piece, but for the first: the first step alone may be the slow one
 _PRICE = 1.8  # of a cut, in standard deviations × log(steps): of runs without a change, one in 25 is cut
-_MOST_POINTS = 300  # a longer run is looked at in medians of neighbours
-_LEAST_NOISE = 1e-4
+_MAX_POINTS = 300  # a longer run is looked at in medians of neighbours
+_MIN_NOISE = 1e-4
 _DRIFTS = 3.0  # standard deviations of Kendall's count of rising pairs
 
 
@@ -57,13 +57,13 @@ class Steady:
     def of_measured(self, times_s: Sequence[float]) -> str:
         """The same for a run whose measured steps came after: steady only if these are, too."""
         measured = spread_of(times_s)
-        if self.first is None or measured <= MOST_SPREAD:
+        if self.first is None or measured <= MAX_SPREAD:
             return str(self)
         return f"not reached in {len(times_s)} measured steps{_spread_words(measured)}"
 
 
 def _spread_words(spread: float) -> str:
-    return f": nine of ten differ by up to {spread:.1f} times" if spread > MOST_SPREAD else ""
+    return f": nine of ten differ by up to {spread:.1f} times" if spread > MAX_SPREAD else ""
 
 
 def spread_of(times_s: Sequence[float]) -> float:
@@ -71,19 +71,21 @@ def spread_of(times_s: Sequence[float]) -> float:
     return float(np.quantile(times_s, 0.95) / np.quantile(times_s, 0.05))
 
 
-def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_steps: int = LEAST_STEPS) -> Steady:
+def steady(times_s: Sequence[float], *, tolerance: float = TOLERANCE, least_steps: int = MIN_STEPS) -> Steady:
     """tolerance: levels that differ by less than this part are the same. least_steps: of the steady part."""
-    found = changes(times_s)
-    levels = [statistics.median(times_s[a:b]) for a, b in zip((0, *found), (*found, len(times_s)), strict=True)]
+    first_steps = changes(times_s)
+    levels = [
+        statistics.median(times_s[a:b]) for a, b in zip((0, *first_steps), (*first_steps, len(times_s)), strict=True)
+    ]
     first = len(times_s)
-    for start, level in zip(reversed((0, *found)), reversed(levels), strict=True):
+    for start, level in zip(reversed((0, *first_steps)), reversed(levels), strict=True):
         if abs(math.log(level / levels[-1])) > math.log1p(tolerance):
             break
         first = start
-    long_enough = len(times_s) - first >= max(least_steps, _LEAST_PART * len(times_s))
+    long_enough = len(times_s) - first >= max(least_steps, _MIN_PART * len(times_s))
     spread = spread_of(times_s[min(first, len(times_s) - 1) :])
-    reached = long_enough and spread <= MOST_SPREAD and not _drifts(times_s[first:], tolerance)
-    return Steady(first if reached else None, found, len(times_s), spread)
+    reached = long_enough and spread <= MAX_SPREAD and not _drifts(times_s[first:], tolerance)
+    return Steady(first if reached else None, first_steps, len(times_s), spread)
 
 
 def warm_up(
@@ -91,16 +93,16 @@ def warm_up(
     *,
     most_steps: int = 200,
     tolerance: float = TOLERANCE,
-    least_steps: int = LEAST_STEPS,
+    least_steps: int = MIN_STEPS,
 ) -> tuple[Steady, list[float]]:
     """Call `step`, which says how long it took, until times are steady or `most_steps` are done."""
     times: list[float] = []
     look = least_steps
     while True:
         times += [step() for _ in range(min(look, most_steps) - len(times))]
-        found = steady(times, tolerance=tolerance, least_steps=least_steps)
-        if found.first is not None or len(times) >= most_steps:
-            return found, times
+        result = steady(times, tolerance=tolerance, least_steps=least_steps)
+        if result.first is not None or len(times) >= most_steps:
+            return result, times
         look = max(look + 5, round(look * 1.25))
 
 
@@ -108,7 +110,7 @@ def changes(times_s: Sequence[float]) -> tuple[int, ...]:
     """The first step of each new level."""
     if not len(times_s) or not all(math.isfinite(time) and time > 0 for time in times_s):
         raise UserError("times of steps are above 0", received=f"{len(times_s)} times, {list(times_s)[:5]}")
-    width = -(-len(times_s) // _MOST_POINTS)
+    width = -(-len(times_s) // _MAX_POINTS)
     points = [math.log(statistics.median(times_s[place : place + width])) for place in range(0, len(times_s), width)]
     return tuple(place * width for place in _cuts(points))
 
@@ -122,16 +124,16 @@ def _cuts(points: Sequence[float]) -> list[int]:
             continue
         for length, cost in enumerate(_costs(points[start:]), 1):
             end = start + length
-            if length < _SHORTEST and start > 0:
+            if length < _MIN_PIECE and start > 0:
                 continue
             total = best[start] + cost + (price if start else 0.0)
             if total < best[end]:
                 best[end], back[end] = total, start
-    found, place = [], n
+    cuts, place = [], n
     while back[place] > 0:
         place = back[place]
-        found.append(place)
-    return found[::-1]
+        cuts.append(place)
+    return cuts[::-1]
 
 
 def _costs(points: Sequence[float]) -> list[float]:
@@ -139,7 +141,7 @@ def _costs(points: Sequence[float]) -> list[float]:
     below: list[float] = []  # negated
     above: list[float] = []
     low = high = 0.0
-    found = []
+    costs = []
     for point in points:
         moved = -heapq.heappushpop(below, -point)
         low, high = low + point - moved, high + moved
@@ -148,19 +150,19 @@ def _costs(points: Sequence[float]) -> list[float]:
             moved = heapq.heappop(above)
             low, high = low + moved, high - moved
             heapq.heappush(below, -moved)
-        found.append(high - low + (-below[0] if len(below) > len(above) else 0.0))
-    return found
+        costs.append(high - low + (-below[0] if len(below) > len(above) else 0.0))
+    return costs
 
 
 def _noise(points: Sequence[float]) -> float:
     """Standard deviation of one point, from the differences of neighbours, which changes of level hardly touch."""
     steps = [abs(b - a) for a, b in itertools.pairwise(points)]
-    return max(statistics.median(steps) / (0.6745 * math.sqrt(2)) if steps else 0.0, _LEAST_NOISE)
+    return max(statistics.median(steps) / (0.6745 * math.sqrt(2)) if steps else 0.0, _MIN_NOISE)
 
 
 def _drifts(times_s: Sequence[float], tolerance: float) -> bool:
     """Do they rise or fall all along, by more than `tolerance`? By Kendall's count of rising pairs."""
-    width = -(-len(times_s) // _MOST_POINTS)
+    width = -(-len(times_s) // _MAX_POINTS)
     times = [statistics.median(times_s[place : place + width]) for place in range(0, len(times_s), width)]
     n = len(times)
     rising = sum(int(b > a) - int(b < a) for place, a in enumerate(times) for b in times[place + 1 :])

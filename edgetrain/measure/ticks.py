@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass
 class Stop:
-    """Why to stop; None: go on. parent: the process to end with. The pipe to it tells its end, but a copy of the parent
+    """Why to stop; None: go on. parent: the process to end with. The pipe to it shows its end, but a copy of the parent
     may hold that open; so it is looked for, too."""
 
     reason: str | None = None

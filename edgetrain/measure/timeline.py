@@ -42,7 +42,7 @@ from edgetrain.saved import Fields, read_object, read_whole
 
 SCHEMA = 1
 WHAT_FILE, WHEN_FILE = "timeline.json", "timeline.bin"
-MOST_OPS = 1_000_000
+MAX_OPS = 1_000_000
 KEPT_EVERY_S = 1.0  # rows are written together: a file that is opened for each takes as long as a small op
 
 Why = Literal["first", "recomputed", "paged"]
@@ -207,19 +207,19 @@ class _Clock:
 
 
 def _ops(places: Sequence[int], step: CompiledStep | MicroStep) -> list[OpRun]:
-    """What ran, by the places that the first step told of."""
+    """What ran, by the places that the first step passed."""
     parts = list(step.parts) if isinstance(step, MicroStep) else [step]
     number = -1 if isinstance(step, MicroStep) else 0
-    found: list[OpRun] = []
+    runs: list[OpRun] = []
     done: set[int] = set()
     for place in places:
         if place == PART:
             number, done = number + 1, set()
         elif place >= WAITING:
-            found.append(_wait(parts[number].graph, place - WAITING, number, found))
+            runs.append(_wait(parts[number].graph, place - WAITING, number, runs))
         elif place >= 0:
-            found.append(_run(parts[number].graph, parts[number].plan, place, number, done))
-    return found
+            runs.append(_run(parts[number].graph, parts[number].plan, place, number, done))
+    return runs
 
 
 def _run(graph: Graph, plan: Plan, place: int, number: int, done: set[int]) -> OpRun:
@@ -254,16 +254,16 @@ def load_timeline(folder: Path) -> Timeline | None:
         return None
     data = read_object(folder / WHAT_FILE)
     data.schema(SCHEMA)
-    ops = tuple(_op_from(entry) for entry in data.each("ops", MOST_OPS))
+    ops = tuple(_op_from(entry) for entry in data.each("ops", MAX_OPS))
     raw = read_whole(folder / WHEN_FILE)
     width = 2 + 2 * len(ops)
     table = np.frombuffer(raw[: len(raw) // (8 * width) * 8 * width], dtype="<i8").astype(np.int64).reshape(-1, width)
-    found = _timeline(ops, list(table), 0)
-    if (found.end_ns < found.begin_ns).any() or (found.step_ns[:, 1] < found.step_ns[:, 0]).any():
+    timeline = _timeline(ops, list(table), 0)
+    if (timeline.end_ns < timeline.begin_ns).any() or (timeline.step_ns[:, 1] < timeline.step_ns[:, 0]).any():
         raise UserError(f"{folder / WHEN_FILE} is damaged: an op ends before it begins")
     if len(table) and not (table.min() >= 0 and table.max() < 2**62):
         raise UserError(f"{folder / WHEN_FILE} is damaged: it holds times that no clock shows")
-    return found
+    return timeline
 
 
 def _op_from(data: Fields) -> OpRun:

@@ -60,8 +60,8 @@ class Windows:
 
 def counted(at_ns: Ints, total: Floats, *, least_window_s: float = 0.0) -> Windows:
     """Windows between the readings of a counter. Readings closer than `least_window_s` make one window together."""
-    there = np.isfinite(total)
-    at_ns, total = at_ns[there], total[there]
+    known = np.isfinite(total)
+    at_ns, total = at_ns[known], total[known]
     keep = spaced(at_ns, max(1, math.ceil(least_window_s * 1e9)))
     at_ns, total = at_ns[keep], total[keep]
     grown = np.diff(total) >= 0  # one that fell was set back between the two
@@ -70,8 +70,8 @@ def counted(at_ns: Ints, total: Floats, *, least_window_s: float = 0.0) -> Windo
 
 def gauged(at_ns: Ints, level: Floats) -> Windows:
     """Windows of a gauge: its value holds for the time since the reading before."""
-    there = np.isfinite(level)
-    at_ns, level = at_ns[there], level[there]
+    known = np.isfinite(level)
+    at_ns, level = at_ns[known], level[known]
     keep = spaced(at_ns, 1)
     at_ns, level = at_ns[keep], level[keep]
     return Windows(at_ns[:-1], at_ns[1:], level[1:] * np.diff(at_ns) * 1e-9)

@@ -39,7 +39,7 @@ class Recording:
     height_bytes: int = 0
 
 
-_MOST = 2**62
+_MAX_OFFSET = 2**62
 _turn = threading.RLock()  # one arena: steps of several threads take turns
 
 
@@ -61,7 +61,7 @@ class Program:
 
     def __init__(self, sizes: Sequence[int], offsets: Sequence[int]) -> None:
         entries = list(zip(sizes, offsets, strict=True))
-        if any(not 0 <= offset <= _MOST for offset in offsets):
+        if any(not 0 <= offset <= _MAX_OFFSET for offset in offsets):
             raise InternalError("an offset in the arena is negative, or beyond every memory")
         self.height_bytes = max((size + offset for size, offset in entries), default=0)
         self._n = len(entries)
@@ -195,7 +195,7 @@ def resident_bytes() -> int:
 
 
 def reached_bytes() -> int:
-    """How far up the arena has been used since it was last trimmed; pages below may have been handed back."""
+    """How far up the arena has been used since it was last trimmed; pages below may have been released."""
     return int(_library().et_touched()) if available() else 0
 
 

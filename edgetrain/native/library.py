@@ -12,11 +12,11 @@ import torch
 @functools.cache
 def load(name: str) -> ctypes.CDLL | str:
     """The library `edgetrain/native/_NAME`, or why it cannot be used."""
-    found = importlib.util.find_spec(f"edgetrain.native._{name}")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(f"edgetrain.native._{name}")
+    if spec is None or spec.origin is None:
         return "edgetrain was installed before PyTorch, or without a C++ compiler; install it again (see README)"
     try:
-        library = ctypes.CDLL(found.origin)
+        library = ctypes.CDLL(spec.origin)
     except OSError as error:
         return f"its library cannot be loaded: {error}"
     library.et_torch_version.restype = ctypes.c_char_p

@@ -3,7 +3,7 @@
 PyTorch takes CPU memory from the C library's malloc. By default glibc maps every large block anew and unmaps it when
 it is freed, so each step pays a page fault for every 4 KiB that it touches: about 200,000 of them, a third of the
 time, for MobileNetV2 at batch 16. A training step frees and takes the same blocks over and over, so here malloc is
-told to keep them.
+set to keep them.
 
 It is a setting of the whole process, on glibc only; elsewhere nothing happens. The process holds the peak of a step
 between steps too. It is made after the first step: by then kernels have taken the small blocks that they keep for
@@ -22,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tell malloc, once in a process. False where the C library cannot be told."""
+    """Set malloc up, once in a process. False where the C library does not allow it."""
     library = _glibc()
     if library is None:
         return False

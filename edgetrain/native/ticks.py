@@ -29,11 +29,11 @@ class Reading(ctypes.Structure):
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, or None where edgetrain was installed without a compiler, or not again since it changed."""
-    found = importlib.util.find_spec("edgetrain.native._ticks")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("edgetrain.native._ticks")
+    if spec is None or spec.origin is None:
         return None
     try:
-        library = ctypes.CDLL(found.origin)
+        library = ctypes.CDLL(spec.origin)
     except OSError:
         return None
     if not hasattr(library, "et_sample_ticks"):

@@ -80,8 +80,8 @@ def category_of(op: OpRun) -> Category:
 
 def by_phase(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
     """Forward, backward and update, in this order; what a phase recomputes is in `recomputed_s`."""
-    found = {row.name: row for row in rows(timeline, lambda op, _: op.phase, energy)}
-    return [found[phase] for phase in ("forward", "backward", "update") if phase in found]
+    by_name = {row.name: row for row in rows(timeline, lambda op, _: op.phase, energy)}
+    return [by_name[phase] for phase in ("forward", "backward", "update") if phase in by_name]
 
 
 def by_layer(timeline: Timeline, energy: Attributed | None = None) -> list[Row]:
@@ -120,11 +120,11 @@ def rows(
     times = np.quantile(_sums(op_s, members.values()), (0.05, 0.5, 0.95), axis=0)
     recomputed = np.median(_sums(recomputed_s, members.values()), axis=0)
     energies = _energies(energy, list(members.values()), op_s.mean(axis=0))
-    found = []
+    unsorted = []
     for number, (which, places) in enumerate(members.items()):
         ops = [timeline.ops[place] for place in places]
         low, middle, high = times[:, number].tolist()
-        found.append(
+        unsorted.append(
             Row(
                 name=name(ops[0]) if name else str(which),
                 time_s=middle, low_s=low, high_s=high,
@@ -136,7 +136,7 @@ def rows(
                 energy=energies[number],
             )
         )  # fmt: skip
-    return sorted(found, key=lambda row: -row.time_s)
+    return sorted(unsorted, key=lambda row: -row.time_s)
 
 
 def _sums(op_s: Floats, members: Collection[Sequence[int]]) -> Floats:
@@ -170,7 +170,7 @@ def _energy(energy: Attributed, owner: Sequence[int | None], places: Sequence[in
         if number is None or energy.groups[number].amount is None:
             return None
         inside.setdefault(number, []).append(place)
-    parts = [_part(energy.groups[number], here, mean_s) for number, here in inside.items()]
+    parts = [_part(energy.groups[number], known, mean_s) for number, known in inside.items()]
     amount = sum(part.amount for part in parts)
     down, up = _width([part.down for part in parts]), _width([part.up for part in parts])
     return Energy(
@@ -190,14 +190,14 @@ class _Part:
     merged: bool
 
 
-def _part(group: Group, here: Sequence[int], mean_s: Floats) -> _Part:
-    """What of a group belongs to the ops of it that are here."""
+def _part(group: Group, places: Sequence[int], mean_s: Floats) -> _Part:
+    """What of a group belongs to the ops at these places."""
     whole = group.amount or 0.0
-    if len(here) == len(group.ops) and not group.idle:
+    if len(places) == len(group.ops) and not group.idle:
         down = None if group.low is None else whole - group.low
         return _Part(whole, down, None if group.high is None else group.high - whole, False)
     total = float(mean_s[list(group.ops)].sum())
-    amount = whole * float(mean_s[list(here)].sum()) / total if total > 0 else whole * len(here) / len(group.ops)
+    amount = whole * float(mean_s[list(places)].sum()) / total if total > 0 else whole * len(places) / len(group.ops)
     return _Part(amount, amount, None if group.high is None else group.high - amount, True)
 
 

@@ -29,9 +29,9 @@ from edgetrain.report.summary import clip
 from edgetrain.report.tracks import TITLES, Track, drawn, thinned, within
 from edgetrain.report.words import CHANNELS
 
-MOST_OPS = 20_000
-MOST_POINTS = 600
-MOST_STEPS = 2_000
+MAX_OPS = 20_000
+MAX_POINTS = 600
+MAX_STEPS = 2_000
 
 
 def as_script(data: object) -> str:
@@ -79,9 +79,9 @@ def _step(run: Run) -> dict[str, Any] | None:
 
 def drawn_ops(timeline: Timeline, number: int) -> list[int]:
     """All ops of a step, or the longest where there are too many to draw."""
-    if len(timeline.ops) <= MOST_OPS:
+    if len(timeline.ops) <= MAX_OPS:
         return list(range(len(timeline.ops)))
-    longest = np.argsort(timeline.begin_ns[number] - timeline.end_ns[number], kind="stable")[:MOST_OPS]
+    longest = np.argsort(timeline.begin_ns[number] - timeline.end_ns[number], kind="stable")[:MAX_OPS]
     return sorted(longest.tolist())
 
 
@@ -130,11 +130,11 @@ def held_bytes(timeline: Timeline, picture: Picture | None) -> list[int | None] 
     curve = next((curve for curve in curves if [i.op for i in curve.instants] == names), None)
     if curve is None:
         return None
-    found: list[int | None] = []
+    held: list[int | None] = []
     instants = iter(curve.instants)
     for op in timeline.ops:
-        found.append((found[-1] if found else None) if op.why == "paged" else next(instants).held_bytes)
-    return found
+        held.append((held[-1] if held else None) if op.why == "paged" else next(instants).held_bytes)
+    return held
 
 
 def _groups(energy: Attributed, timeline: Timeline) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _groups(energy: Attributed, timeline: Timeline) -> dict[str, Any]:
 
 def _points(track: Track, begin_ns: int, end_ns: int) -> dict[str, Any]:
     part = within(track, begin_ns, end_ns)
-    thin = thinned(part, 2 * MOST_POINTS)
+    thin = thinned(part, 2 * MAX_POINTS)
     return {**_about(track), "at": _short((thin.at_ns - begin_ns) / 1e3, 9), "mean": _short(thin.mean)}
 
 
@@ -178,7 +178,7 @@ def _whole(run: Run) -> dict[str, Any] | None:
     if not spans or not run.tracks:
         return None
     begin, end = min(first for first, _ in spans), max(last for _, last in spans)
-    each = max(1, math.ceil(len(steps) / MOST_STEPS))
+    each = max(1, math.ceil(len(steps) / MAX_STEPS))
     return {
         "span": max(end - begin, 1) / 1e9,
         "each": each,
@@ -189,11 +189,11 @@ def _whole(run: Run) -> dict[str, Any] | None:
 
 
 def _thin(track: Track, begin_ns: int) -> dict[str, Any]:
-    thin = thinned(track, MOST_POINTS)
-    found = {**_about(track), "at": _short((thin.at_ns - begin_ns) / 1e9, 7), "mean": _short(thin.mean)}
+    thin = thinned(track, MAX_POINTS)
+    data = {**_about(track), "at": _short((thin.at_ns - begin_ns) / 1e9, 7), "mean": _short(thin.mean)}
     if thin.least is not thin.mean:
-        found |= {"least": _short(thin.least), "most": _short(thin.most)}
-    return found
+        data |= {"least": _short(thin.least), "most": _short(thin.most)}
+    return data
 
 
 def _about(track: Track) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def _chart(chart: Chart, width: int = 960, height: int = 320) -> str:
         at = y.at(value)
         parts.append(f'<line class="budget" x1="{x.begin}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(
-            f'<text class="told halo" x="{x.end - 4}" y="{at - 6:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<text class="mark-name halo" x="{x.end - 4}" y="{at - 6:.1f}" text-anchor="end">{escape(name)}</text>'
         )
     parts.append(f'<text x="{x.end}" y="{height - 8}" text-anchor="end">{escape(chart.x)}</text>')
     left = x.begin

@@ -161,7 +161,7 @@ def _panel(curve: Curve, x: Axis, y: Axis, budget: int | None, number: int) -> I
     if budget is not None:
         at = y.at(budget)
         yield f'<line class="budget" x1="{_LEFT}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield f'<text class="told halo" x="{x.end - 4}" y="{at - 5:.1f}" text-anchor="end">'
+        yield f'<text class="mark-name halo" x="{x.end - 4}" y="{at - 5:.1f}" text-anchor="end">'
         yield f"budget {show_bytes(budget)}</text>"
     at_peak = x.at(curve.instants.index(peak) + 0.5)
     yield f'<circle class="peak" cx="{at_peak:.1f}" cy="{y.at(peak.held_bytes):.1f}" r="3"/>'
@@ -204,8 +204,8 @@ def _hits(curve: Curve, x: Axis, y: Axis) -> Iterator[str]:
     for place in range(places):
         begin, end = place * n // places, (place + 1) * n // places
         instant = max(curve.instants[begin:end], key=lambda i: i.held_bytes)
-        told = [instant.op, instant.module, instant.phase + (", recomputed" if instant.again else "")]
-        title = " · ".join(word for word in told if word) + f"\n{show_bytes(instant.held_bytes)}"
+        words = [instant.op, instant.module, instant.phase + (", recomputed" if instant.again else "")]
+        title = " · ".join(word for word in words if word) + f"\n{show_bytes(instant.held_bytes)}"
         yield (
             f'<rect class="hit" x="{x.at(begin):.1f}" y="{y.end}" width="{x.at(end) - x.at(begin):.1f}" '
             f'height="{y.begin - y.end}"><title>{escape(title)}</title></rect>'
@@ -251,8 +251,8 @@ def frontier_svg(frontier: Frontier, *, height: int = 360) -> str:
         if point.extra is None:
             at = x.at(point.memory_bytes)
             cross = f"M{at - 4:.1f} {y.begin - 4:.1f}l8 8m0 -8l-8 8"
-            told = f"{show_bytes(point.memory_bytes)}, {100 * point.part:.0f} % of keep-all's: no plan found"
-            parts.append(f'<path class="no" d="{cross}"><title>{escape(told)}</title></path>')
+            words = f"{show_bytes(point.memory_bytes)}, {100 * point.part:.0f} % of keep-all's: no plan found"
+            parts.append(f'<path class="no" d="{cross}"><title>{escape(words)}</title></path>')
     parts += _frontier_legend(frontier, good, height - 10)
     return "".join(parts) + "</svg>"
 
@@ -278,12 +278,12 @@ def _front(good: Sequence[Point], x: Axis, y: Axis) -> Iterator[str]:
         yield f'<polyline class="below" points="{path(least)}"/>'
     yield f'<polyline class="front" points="{path([(p.memory_bytes, p.extra or 0) for p in good])}"/>'
     for p in good:
-        told = f"{show_bytes(p.memory_bytes)}, {100 * p.part:.0f} % of keep-all's: {100 * (p.extra or 0):+.1f} % time"
-        told += f", {p.recomputed} ops recomputed" if p.recomputed else ""
-        told += f", within {100 * p.gap:.1f} % of the best" if p.gap is not None else ""
-        told += f" ({p.planner})" if p.planner else ""
+        words = f"{show_bytes(p.memory_bytes)}, {100 * p.part:.0f} % of keep-all's: {100 * (p.extra or 0):+.1f} % time"
+        words += f", {p.recomputed} ops recomputed" if p.recomputed else ""
+        words += f", within {100 * p.gap:.1f} % of the best" if p.gap is not None else ""
+        words += f" ({p.planner})" if p.planner else ""
         at = f'cx="{x.at(p.memory_bytes):.1f}" cy="{y.at(p.extra or 0):.1f}"'
-        yield f'<circle class="held" {at} r="5"><title>{escape(told)}</title></circle>'
+        yield f'<circle class="held" {at} r="5"><title>{escape(words)}</title></circle>'
 
 
 def _least(good: Sequence[Point]) -> list[tuple[float, float]]:

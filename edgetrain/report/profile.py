@@ -35,7 +35,7 @@ from edgetrain.report.tracks import drawn
 
 _SCRIPT = Path(__file__).with_name("script")
 _FILES = ("numbers", "helpers", "lanes", "models", "tips", "view", "tables", "start")  # each uses those before it
-MOST_ROWS = 5_000  # of a table; the rest is in the CSV
+MAX_ROWS = 5_000  # of a table; the rest is in the CSV
 SHORT = 15  # rows that a table shows until it is unfolded
 
 
@@ -81,8 +81,8 @@ def _step(run: Run, timeline: Timeline, number_: int) -> str:
     note = f"Step {step + 1} of {timeline.steps}, the one nearest to the median: {time}, {len(timeline.ops):,} ops."
     if timeline.left_out:
         note += f" {timeline.left_out} steps whose plan changed in their middle are left out."
-    if len(timeline.ops) > embedded.MOST_OPS:
-        note += f" The {embedded.MOST_OPS:,} longest ops are drawn."
+    if len(timeline.ops) > embedded.MAX_OPS:
+        note += f" The {embedded.MAX_OPS:,} longest ops are drawn."
     return f"<h2>One step, op by op</h2><p>{escape(note)}</p>{_view(number_, 'step')}{_legend(timeline)}"
 
 
@@ -217,15 +217,15 @@ def _table(which: str, title: str, rows: Sequence[Row], timeline: Timeline, ener
     longest = max((row.share for row in rows), default=0.0)
     columns = [c for c in _columns(energy, longest) if c[0] != "recomputed" or any(row.recomputed_s for row in rows)]
     head = "".join(_head(name, "descending" if name == "time" else "none", "number") for name, _, _ in columns)
-    body = "".join(_row(row, columns, timeline, which) for row in rows[:MOST_ROWS])
+    body = "".join(_row(row, columns, timeline, which) for row in rows[:MAX_ROWS])
     more = (
-        f'<button type="button" class="more" data-all="{min(len(rows), MOST_ROWS):,}">'
-        f"show all {min(len(rows), MOST_ROWS):,}</button>"
+        f'<button type="button" class="more" data-all="{min(len(rows), MAX_ROWS):,}">'
+        f"show all {min(len(rows), MAX_ROWS):,}</button>"
         if len(rows) > SHORT
         else ""
     )
-    if len(rows) > MOST_ROWS:
-        more += f'<p class="small">{len(rows) - MOST_ROWS:,} shorter ones are only in the CSV.</p>'
+    if len(rows) > MAX_ROWS:
+        more += f'<p class="small">{len(rows) - MAX_ROWS:,} shorter ones are only in the CSV.</p>'
     return (
         f'<div class="tab" data-tab="{which}"><div class="scroll"><table class="data short"><thead><tr>'
         f"{_head(title, 'none')}{head}</tr></thead><tbody>{body}</tbody></table></div>{more}</div>"
@@ -273,7 +273,7 @@ def _maybe(value: float | None, unit: str) -> str:
 def _energy(row: Row) -> str:
     energy: Energy | None = row.energy
     if energy is None:
-        return '<span class="soft" title="no figure: no sample tells of it">—</span>'
+        return '<span class="soft" title="no figure: no sample met it">—</span>'
     sign = "≈ " if energy.merged else ""
     return sign + _with_interval(energy.amount_j, energy.low_j, energy.high_j, "J")
 

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def energy(self) -> Attributed | None:
-        return next((one for one in self.attributed if one.unit == "J"), None)
+        return next((each for each in self.attributed if each.unit == "J"), None)
 
     @property
     def is_profile(self) -> bool:
@@ -74,19 +74,19 @@ def load_run(folder: RunFolder) -> Run:
 
 
 def _notes(path: Path, record: Record, timeline: Timeline | None, samples: Samples | None) -> list[str]:
-    found = []
+    notes = []
     if record.status in ("running", "failed", "stopped") and (timeline is not None or samples is not None):
-        found.append(f"The run did not end by itself (its status is “{record.status}”): what it had recorded is shown.")
+        notes.append(f"The run did not end by itself (its status is “{record.status}”): what it had recorded is shown.")
     if timeline is not None and (path / WHEN_FILE).stat().st_size % (16 * (1 + len(timeline.ops))):
-        found.append(
+        notes.append(
             f"{WHEN_FILE} was cut off in the middle of a step; the {timeline.steps} steps before it are shown."
         )
     if timeline is not None and not timeline.steps:
-        found.append("No step was recorded whole, so there is no op timeline.")
+        notes.append("No step was recorded whole, so there is no op timeline.")
     if samples is not None and samples.cut_off:
-        found.append(f"{SAMPLES} was cut off; the samples before that are shown.")
+        notes.append(f"{SAMPLES} was cut off; the samples before that are shown.")
     if (path / SUMMARY).exists():
-        found += read_summary(path).notes
+        notes += read_summary(path).notes
     elif samples is not None:
-        found.append("The sampler did not say how it fared: it was killed, or the copy of the run is not complete.")
-    return [note for note in found if note not in record.notes]
+        notes.append("The sampler did not say how it fared: it was killed, or the copy of the run is not complete.")
+    return [note for note in notes if note not in record.notes]

@@ -110,7 +110,7 @@ _VIEW = """
 .view { position: relative; margin: .6rem 0; }
 .tools { display: flex; gap: .3rem; align-items: center; margin-bottom: .4rem; flex-wrap: wrap; }
 .tools button { min-width: 2.2rem; padding: .15rem .6rem; }
-.tools .told { margin-left: auto; font-size: .82rem; color: var(--soft); font-variant-numeric: tabular-nums; }
+.tools .shown { margin-left: auto; font-size: .82rem; color: var(--soft); font-variant-numeric: tabular-nums; }
 .view canvas { display: block; width: 100%; touch-action: pan-y; cursor: crosshair; border-radius: .5rem;
        background: var(--card); outline: 1px solid var(--line); }
 .view canvas:focus-visible { outline: 2px solid var(--accent); }
@@ -147,7 +147,7 @@ svg { width: 100%; height: auto; } text { fill: var(--soft); font-size: 12px; }
 .axis { stroke: var(--line); } .shade { fill: var(--shade); } .lasting { fill: var(--lasting); }
 .held { fill: var(--held); }
 .recomputed { fill: var(--recomputed); } .budget { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 6 4; }
-.over { fill: var(--over); } .told { fill: var(--budget); } .peak { fill: var(--ink); }
+.over { fill: var(--over); } .mark-name { fill: var(--budget); } .peak { fill: var(--ink); }
 .halo { paint-order: stroke; stroke: var(--page); stroke-width: 4px; stroke-linejoin: round; }
 .hit { fill: transparent; } .hit:hover { fill: var(--ink); fill-opacity: .25; }
 .front { fill: none; stroke: var(--held); stroke-width: 2; } .below { fill: none; stroke: var(--soft);

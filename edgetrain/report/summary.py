@@ -15,11 +15,11 @@ from edgetrain.report.words import OTHER, grouped, label
 
 _HEADLINES = ("s", "bytes", "J", "W", "1/s", "samples/s")  # one card a unit, in this order
 _PARTS = re.compile("utilisation|ratio|overhead|delivered|differ|share")
-_MOST_CARDS = 5
-_MOST_TEXT = 300  # characters of a name or a text that a page shows
+_MAX_CARDS = 5
+_MAX_TEXT = 300  # characters of a name or a text that a page shows
 
 
-def clip(text: str, most: int = _MOST_TEXT) -> str:
+def clip(text: str, most: int = _MAX_TEXT) -> str:
     """Text that a page has room for."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -44,7 +44,7 @@ def cards(record: Record) -> str:
         unit = "bytes" if value.unit == "B" else value.unit
         if unit in _HEADLINES and value.value is not None:
             chosen.setdefault(unit, (name, value))
-    ordered = [chosen[unit] for unit in _HEADLINES if unit in chosen][:_MOST_CARDS]
+    ordered = [chosen[unit] for unit in _HEADLINES if unit in chosen][:_MAX_CARDS]
     return (
         f'<div class="cards">{"".join(_card(name, value) for name, value in ordered)}</div>' if len(ordered) > 1 else ""
     )

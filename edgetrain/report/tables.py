@@ -114,7 +114,7 @@ def _samples(run: Run) -> Iterator[Iterable[object]]:
 def as_json(run: Run) -> dict[str, Any]:
     """What the page shows of a run, as plain data."""
     timeline, energy = run.timeline, run.energy
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "run": run.name,
         "folder": str(run.folder.path),
         "record": asdict(run.record),
@@ -122,7 +122,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "tracks": [_track(track) for track in run.tracks],
     }
     if timeline is not None and timeline.steps:
-        found |= {
+        data |= {
             "steps": timeline.steps,
             "step_s": float(np.median(timeline.step_s)),
             "between_ops_s": between_ops_s(timeline),
@@ -131,7 +131,7 @@ def as_json(run: Run) -> dict[str, Any]:
             "kinds": [_row(row) for row in by_kind(timeline, energy)],
             "ops": [asdict(timeline.ops[row.places[0]]) | _row(row) for row in by_op(timeline, energy)],
         }
-    return found
+    return data
 
 
 def _row(row: Row) -> dict[str, Any]:

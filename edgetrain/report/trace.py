@@ -100,30 +100,32 @@ class _Spot:
     op: OpRun
     begin: int
     end: int
-    told: Event
+    event: Event
 
 
 def _slices(run: Run, timeline: Timeline, zero: int) -> Iterator[Timed]:
-    told = _told(run, timeline)
+    begins = _op_begins(run, timeline)
     reached = 0
     for step in range(timeline.steps):
         begin, end = (int(at) - zero for at in timeline.step_ns[step])
         begin = max(begin, reached)
         reached = max(begin, end)
         yield begin, _begin(f"step {step + 1}", "step", {"step": step + 1})
-        yield from _phases(_clipped(timeline, step, zero, begin, reached, told))
+        yield from _phases(_clipped(timeline, step, zero, begin, reached, begins))
         yield reached, {"ph": "E"}
 
 
-def _clipped(timeline: Timeline, step: int, zero: int, begin: int, end: int, told: Sequence[Event]) -> list[_Spot]:
+def _clipped(
+    timeline: Timeline, step: int, zero: int, begin: int, end: int, begins: Sequence[Event]
+) -> list[_Spot]:  # fmt: skip
     """The ops of a step, none before the one before it has ended, none out of the step."""
-    found, reached = [], begin
+    spots, reached = [], begin
     times = zip(timeline.begin_ns[step].tolist(), timeline.end_ns[step].tolist(), strict=True)
-    for op, event, (first, last) in zip(timeline.ops, told, times, strict=True):
+    for op, event, (first, last) in zip(timeline.ops, begins, times, strict=True):
         left = min(max(first - zero, reached), end)
         reached = min(max(last - zero, left), end)
-        found.append(_Spot(op, left, reached, event))
-    return found
+        spots.append(_Spot(op, left, reached, event))
+    return spots
 
 
 def _phases(spots: Sequence[_Spot]) -> Iterator[Timed]:
@@ -140,34 +142,34 @@ def _layer(module: str, spots: Sequence[_Spot]) -> Iterator[Timed]:
     if module:
         yield spots[0].begin, _begin(clip(module), "layer", {})
     for spot in spots:
-        yield spot.begin, spot.told
+        yield spot.begin, spot.event
         yield spot.end, {"ph": "E"}
     if module:
         yield spots[-1].end, {"ph": "E"}
 
 
-def _begin(name: str, category: str, told: dict[str, Any]) -> Event:
-    return {"ph": "B", "name": name, "cat": category, "args": told}
+def _begin(name: str, category: str, details: dict[str, Any]) -> Event:
+    return {"ph": "B", "name": name, "cat": category, "args": details}
 
 
-def _told(run: Run, timeline: Timeline) -> list[Event]:
+def _op_begins(run: Run, timeline: Timeline) -> list[Event]:
     """The beginning of each op, with all that is known of it."""
     energy = run.energy
     owner = {place: group for group in energy.groups for place in group.ops} if energy is not None else {}
-    found = []
+    events = []
     for place, op in enumerate(timeline.ops):
-        told: dict[str, Any] = {
+        details: dict[str, Any] = {
             "kind": clip(op.shown_kind), "layer": clip(op.module), "why": op.why, "flops": op.flops,
             "read_bytes": op.read_bytes, "written_bytes": op.written_bytes,
         }  # fmt: skip
         group = owner.get(place)
         if energy is not None and group is not None and group.amount is not None:
-            told |= {"energy_j": group.amount, "energy_from": energy.origin}
-            told |= {"energy_low_j": group.low} if group.low is not None else {}
-            told |= {"energy_high_j": group.high} if group.high is not None else {}
-            told |= {"energy_shared_by_ops": len(group.ops)} if len(group.ops) > 1 else {}
-        found.append(_begin(clip(op.name), op.why, told))
-    return found
+            details |= {"energy_j": group.amount, "energy_from": energy.origin}
+            details |= {"energy_low_j": group.low} if group.low is not None else {}
+            details |= {"energy_high_j": group.high} if group.high is not None else {}
+            details |= {"energy_shared_by_ops": len(group.ops)} if len(group.ops) > 1 else {}
+        events.append(_begin(clip(op.name), op.why, details))
+    return events
 
 
 # Counters

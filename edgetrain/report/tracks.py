@@ -52,7 +52,7 @@ _BY_UNIT: dict[str, Quantity] = {
 _CORE = re.compile(r"cpu\d+")
 _RATES = {"J": "W", "s": "1"}
 _MEAN = "mean of all cores"
-MOST_IN_A_LANE = 17
+MAX_IN_A_LANE = 17
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,22 @@ class Thin:
 
 def tracks(samples: Samples) -> list[Track]:
     """All lines, those of one quantity together, the mean of the cores before the cores."""
-    found = [track for series in samples.series for track in _of_series(series)]
-    cores = [track for track in found if track.quantity == "utilisation"]
+    lines = [track for series in samples.series for track in _of_series(series)]
+    cores = [track for track in lines if track.quantity == "utilisation"]
     if len(cores) > 1:
-        found.insert(found.index(cores[0]), _mean(cores))
+        lines.insert(lines.index(cores[0]), _mean(cores))
     order = list(TITLES)
-    return sorted(found, key=lambda track: order.index(track.quantity))
+    return sorted(lines, key=lambda track: order.index(track.quantity))
 
 
 def _of_series(series: Series) -> list[Track]:
-    found = []
+    lines = []
     for place, channel in enumerate(series.channels):
         values = series.values[:, place]
         if channel.kind == "unavailable" or not np.isfinite(values).any():
             continue
-        found.append(_track(series, channel, values))
-    return found
+        lines.append(_track(series, channel, values))
+    return lines
 
 
 def _track(series: Series, channel: Channel, values: Floats) -> Track:
@@ -135,23 +135,23 @@ def rate(at_ns: Ints, total: Floats, least_window_s: float = 0.0) -> tuple[Ints,
 
     Readings nearer than `least_window_s` make one window together. Where a total fell it was set back: no rate.
     """
-    there = np.isfinite(total)
-    at_ns, total = at_ns[there], total[there]
+    known = np.isfinite(total)
+    at_ns, total = at_ns[known], total[known]
     keep = spaced(at_ns, max(1, round(least_window_s * 1e9)))
     at_ns, total = at_ns[keep], total[keep]
     grown = np.diff(total)
     with np.errstate(over="ignore"):  # of numbers that no sensor gives
-        found = grown / np.maximum(np.diff(at_ns) * 1e-9, 1e-12)
-    found = np.where((grown >= 0) & np.isfinite(found), found, np.nan)
-    return at_ns, np.append(found, np.full(min(1, len(at_ns)), np.nan))
+        rates = grown / np.maximum(np.diff(at_ns) * 1e-9, 1e-12)
+    rates = np.where((grown >= 0) & np.isfinite(rates), rates, np.nan)
+    return at_ns, np.append(rates, np.full(min(1, len(at_ns)), np.nan))
 
 
 def _mean(cores: Sequence[Track]) -> Track:
     """Of all cores, at the times of the first: they are read together."""
     same = [track for track in cores if np.array_equal(track.at_ns, cores[0].at_ns)]
     values = np.stack([track.values for track in same])
-    there = np.isfinite(values).all(axis=0)
-    mean = np.where(there, np.where(there, values, 0.0).mean(axis=0), np.nan)
+    known = np.isfinite(values).all(axis=0)
+    mean = np.where(known, np.where(known, values, 0.0).mean(axis=0), np.nan)
     source = ", ".join(track.source for track in (same[0], same[-1]))
     return Track(_MEAN, source, "utilisation", "1", "derived", same[0].at_ns, mean, True)
 
@@ -159,13 +159,13 @@ def _mean(cores: Sequence[Track]) -> Track:
 # For a drawing
 
 
-def drawn(found: Sequence[Track]) -> list[Track]:
+def drawn(lines: Sequence[Track]) -> list[Track]:
     """Those that a lane has room for: the first of each quantity. A large machine has a hundred cores."""
     count: Counter[str] = Counter()
     kept = []
-    for track in found:
+    for track in lines:
         count[track.quantity] += 1
-        if count[track.quantity] <= MOST_IN_A_LANE:
+        if count[track.quantity] <= MAX_IN_A_LANE:
             kept.append(track)
     return kept
 
@@ -188,11 +188,11 @@ def thinned(track: Track, most: int) -> Thin:
         return Thin(track.at_ns, track.values, track.values, track.values)
     bounds = np.linspace(0, n, most + 1).astype(np.int64)
     first, count = bounds[:-1], np.diff(bounds)
-    there = np.isfinite(track.values)
-    known = np.add.reduceat(there.astype(np.int64), first)
-    total = np.add.reduceat(np.where(there, track.values, 0.0), first)
-    least = np.minimum.reduceat(np.where(there, track.values, np.inf), first)
-    most_ = np.maximum.reduceat(np.where(there, track.values, -np.inf), first)
+    finite = np.isfinite(track.values)
+    known = np.add.reduceat(finite.astype(np.int64), first)
+    total = np.add.reduceat(np.where(finite, track.values, 0.0), first)
+    least = np.minimum.reduceat(np.where(finite, track.values, np.inf), first)
+    most_ = np.maximum.reduceat(np.where(finite, track.values, -np.inf), first)
     nothing = known == 0
     mean = np.where(nothing, np.nan, total / np.maximum(known, 1))
     middle = first if track.holds else first + count // 2

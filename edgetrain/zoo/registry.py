@@ -47,7 +47,7 @@ _PUBLISHED = defaultdict(tuple[Published, ...], published())
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A model of the zoo and what it is built with unless told otherwise.
+    """A model of the zoo and what it is built with by default.
 
     classes:    what it tells apart; for next-character models the characters; 0 for a model without classes.
     input_size: the side of an image, or the length of a sequence: tokens, frames, readings.

@@ -36,7 +36,7 @@ from edgetrain.measure.samples import Samples, Series
 from edgetrain.measure.samples_file import Summary
 from edgetrain.measure.sensors.modelled_power import PROCESS_ENERGY
 from edgetrain.measure.sensors.source import Channel, Kind
-from edgetrain.measure.steady import MOST_SPREAD, spread_of, steady
+from edgetrain.measure.steady import MAX_SPREAD, spread_of, steady
 from edgetrain.measure.timeline import Timeline
 from edgetrain.ops.entry import entry_of, registered
 from edgetrain.plan import time_left
@@ -407,7 +407,7 @@ def test_steady_is_not_said_of_steps_that_spread(steps: int, seed: int) -> None:
     }  # fmt: skip
     calm = steady(draw.normal(1.0, 0.01, steps).tolist())
     for kind, times in wild.items():
-        assert spread_of(times.tolist()) > MOST_SPREAD, kind
+        assert spread_of(times.tolist()) > MAX_SPREAD, kind
         found = steady(times.tolist())
         assert found.first is None, kind
         assert str(found).startswith("not reached"), kind

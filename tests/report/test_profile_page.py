@@ -125,7 +125,7 @@ def test_a_large_timeline_stays_small(tmp_path: Path, profile: RunFolder) -> Non
 def test_too_many_ops_to_draw_are_the_longest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: RunFolder
 ) -> None:
-    monkeypatch.setattr(embedded, "MOST_OPS", 10)
+    monkeypatch.setattr(embedded, "MAX_OPS", 10)
     timeline, text = load_run(profile).timeline, page(tmp_path, profile)
     assert timeline is not None
     step = data(text)["runs"][0]["step"]

@@ -12,7 +12,7 @@ from edgetrain.measure.record import RunFolder
 from edgetrain.measure.samples import Samples, Series
 from edgetrain.measure.sensors.source import Channel
 from edgetrain.report.run import load_run
-from edgetrain.report.tracks import MOST_IN_A_LANE, Track, drawn, rate, thinned, tracks, within
+from edgetrain.report.tracks import MAX_IN_A_LANE, Track, drawn, rate, thinned, tracks, within
 
 AT = np.array([0, 10, 20, 30], dtype=np.int64) * 1_000_000
 
@@ -92,7 +92,7 @@ def test_a_hundred_cores_leave_room_for_the_rest() -> None:
     cores = [series(f"s{n}", Channel(f"cpu{n}_time_s", "s", True, "measured"), 0.0, 0.001 * n) for n in range(100)]
     memory = series("m", Channel("process_resident_bytes", "B", False, "measured"), 1.0, 2.0)
     found = drawn(tracks(samples(*cores, memory)))
-    assert [track.quantity for track in found] == ["utilisation"] * MOST_IN_A_LANE + ["memory"]
+    assert [track.quantity for track in found] == ["utilisation"] * MAX_IN_A_LANE + ["memory"]
     assert [track.name for track in found if track.is_main] == ["mean of all cores", "process resident"]
 
 

@@ -1,4 +1,4 @@
-"""What this machine can tell of itself: one file a source, each under a root folder that tests replace.
+"""What this machine can measure of itself: one file a source, each under a root folder that tests replace.
 
 `find` looks for all of them. `source.py` says what a source is.
 """
@@ -34,7 +34,7 @@ from edgetrain.measure.sensors.source import Channel, Finding, Found, Kind, Sour
 
 __all__ = ["Channel", "Finding", "Kind", "Source", "find", "gives_power", "outermost"]
 
-_LONGEST_S = 0.2
+_MAX_S = 0.2
 _OF_THE_PROCESSOR = (rapl.NAME, ina3221.NAME, power_supply.NAME, rpi_pmic.NAME)
 
 
@@ -47,7 +47,7 @@ def find(
     slow). phones: ask adb too, which starts its server.
     """
     watched = os.getpid() if pid is None else pid
-    found = [
+    sources = [
         process_time.find(root, watched),
         core_time.find(root),
         group_time.find(root, watched),
@@ -66,16 +66,16 @@ def find(
         nvidia.find(root),
     ]
     if phones:
-        found.append(android.find())
-    return [timed(*each, reads=reads) for each in _nested(found)]
+        sources.append(android.find())
+    return [timed(*each, reads=reads) for each in _nested(sources)]
 
 
-def _nested(found: list[Found]) -> list[Found]:
-    """Where a battery tells what the whole machine takes, the watts of its chips are in there already."""
-    if not any(channel.name == power_supply.TOTAL for finding, _ in found for channel in finding.channels):
-        return found
+def _nested(sources: list[Found]) -> list[Found]:
+    """Where a battery measures what the whole machine takes, the watts of its chips are in there already."""
+    if not any(channel.name == power_supply.TOTAL for finding, _ in sources for channel in finding.channels):
+        return sources
     nested = []
-    for finding, source in found:
+    for finding, source in sources:
         if source is not None and finding.name in (hwmon.NAME, nvidia.NAME):
             source.channels = tuple(_inside(channel) for channel in source.channels)
             finding = replace(finding, channels=source.channels)
@@ -95,7 +95,7 @@ def timed(finding: Finding, source: Source | None, *, reads: int) -> Found:
     source.open()
     source.read()  # the first one opens what was not open
     taken: list[float] = []
-    while len(taken) < reads and sum(taken) < _LONGEST_S:
+    while len(taken) < reads and sum(taken) < _MAX_S:
         start = time.perf_counter()
         source.read()
         taken.append(time.perf_counter() - start)
@@ -103,16 +103,18 @@ def timed(finding: Finding, source: Source | None, *, reads: int) -> Found:
     return replace(finding, read_s=statistics.median(taken)), source
 
 
-def gives_power(found: list[tuple[Finding, Source | None]]) -> bool:
-    """Some sensor tells now what the processor takes, alone or with the whole machine. A GPU's own power is not that,
-    nor is a battery's while the machine hangs on mains. Where none does, energy is modelled (`measure/power_model.py`).
+def gives_power(sources: list[tuple[Finding, Source | None]]) -> bool:
+    """Whether a sensor measures now what the processor takes, alone or with the whole machine.
+
+    A GPU's own power is not that, nor is a battery's while the machine is on mains. Where no sensor does, energy is
+    modelled (`measure/power_model.py`).
     """
-    for finding, source in found:
+    for finding, source in sources:
         if source is None or finding.name not in _OF_THE_PROCESSOR:
             continue
         source.open()
-        told = list(zip(source.channels, source.read(), strict=True))
+        readings = list(zip(source.channels, source.read(), strict=True))
         source.close()
-        if any(value is not None and c.unit in ("W", "J") and c.part_of is None for c, value in told):
+        if any(value is not None and c.unit in ("W", "J") and c.part_of is None for c, value in readings):
             return True
     return False

@@ -93,7 +93,7 @@ class Phone:
 
 
 def phones(adb: str = "adb") -> dict[str, str]:
-    """State by serial number, as `adb devices` tells: device (ready), unauthorized, offline, no permissions."""
+    """State by serial number, as `adb devices` reports: device (ready), unauthorized, offline, no permissions."""
     try:
         done = subprocess.run([adb, "devices"], capture_output=True, text=True, timeout=20, errors="replace")
     except (OSError, subprocess.TimeoutExpired):
@@ -138,8 +138,8 @@ class Android:
 
 def sources_under(root: Path) -> list[Source]:
     """The sources that find something in the folder where a phone's sample is shown."""
-    found = (power_supply.find(root), cpu_frequency.find(root), thermal.find(root), core_time.find(root))
-    return [source for _, source in found if source is not None]
+    sources = (power_supply.find(root), cpu_frequency.find(root), thermal.find(root), core_time.find(root))
+    return [source for _, source in sources if source is not None]
 
 
 def _named(channel: Channel) -> Channel:

@@ -38,9 +38,9 @@ class AvailableMemory(Files):
         left = []
         for n, key in enumerate(self._keys):
             limit, used, stat = self.files[1 + 3 * n : 4 + 3 * n]
-            told = limit.read()
-            most, taken = whole(told), used.number()
-            if told is None or (most is None and told.strip() != b"max") or taken is None:
+            contents = limit.read()
+            most, taken = whole(contents), used.number()
+            if contents is None or (most is None and contents.strip() != b"max") or taken is None:
                 return None
             if most is not None and most < UNLIMITED:
                 left.append(most - max(0, taken - (amount(stat.read() or b"", key) or 0)))

@@ -26,7 +26,7 @@ from edgetrain.measure.sensors.source import (
 
 NAME = "core time"
 GIVES = "busy time of each core, steal"
-LEAST_WINDOW_S = 0.2
+MIN_WINDOW_S = 0.2
 
 
 class CoreTime(Files):
@@ -34,7 +34,7 @@ class CoreTime(Files):
 
     def __init__(self, path: Path, cores: tuple[str, ...], tick_s: float) -> None:
         names = (*(f"{core}_time_s" for core in cores), "steal_time_s")
-        channels = tuple(Channel(name, "s", True, "measured", least_window_s=LEAST_WINDOW_S) for name in names)
+        channels = tuple(Channel(name, "s", True, "measured", least_window_s=MIN_WINDOW_S) for name in names)
         super().__init__(NAME, channels, (OpenFile(path),))
         self._cores, self._tick_s = cores, tick_s
         self._totals = tuple(Counter() for _ in names)
@@ -51,18 +51,18 @@ class CoreTime(Files):
 
 def parse(data: bytes | None) -> dict[str, tuple[int, int | None]]:
     """Busy and stolen ticks by core; "cpu" is all of them. What is no such line is left out."""
-    found: dict[str, tuple[int, int | None]] = {}
+    ticks_by_core: dict[str, tuple[int, int | None]] = {}
     for line in (data or b"").split(b"\n"):
         if not line.startswith(b"cpu"):
             break
         name, *words = line.split()
         ticks = whole_numbers(words)
         if len(ticks) >= 7:
-            found[name.decode(errors="replace")] = (
+            ticks_by_core[name.decode(errors="replace")] = (
                 sum(ticks[:3]) + sum(ticks[5:7]),
                 ticks[7] if len(ticks) > 7 else None,
             )
-    return found
+    return ticks_by_core
 
 
 def find(root: Path) -> Found:

@@ -30,7 +30,7 @@ GIVES = "CPU time of the control group"
 
 
 class GroupTime(Files):
-    """Channels group_time_s and, where version 1 tells, group_cpu0_time_s, group_cpu1_time_s, …"""
+    """Channels group_time_s and, in version 1, group_cpu0_time_s, group_cpu1_time_s, …"""
 
     def __init__(self, usage: Path, per_core: Path | None) -> None:
         files = (OpenFile(usage),) if per_core is None else (OpenFile(usage), OpenFile(per_core))

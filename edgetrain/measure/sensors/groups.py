@@ -9,16 +9,16 @@ from pathlib import Path
 def folders(root: Path, controller: str, pid: int | None = None) -> tuple[tuple[Path, int], ...]:
     """Each group with its version, innermost first. pid: of another process than this one."""
     try:
-        told = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text()
+        content = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text()
     except OSError:
         return ()
-    return _folders(root, controller, told)
+    return _folders(root, controller, content)
 
 
 @functools.lru_cache(maxsize=16)  # a budget that moves asks many times a second
-def _folders(root: Path, controller: str, told: str) -> tuple[tuple[Path, int], ...]:
-    found = []
-    for line in told.splitlines():
+def _folders(root: Path, controller: str, content: str) -> tuple[tuple[Path, int], ...]:
+    groups = []
+    for line in content.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         version = 2 if number == "0" and not controllers else 1
         if version == 1 and controller not in controllers.split(","):
@@ -29,5 +29,5 @@ def _folders(root: Path, controller: str, told: str) -> tuple[tuple[Path, int], 
         if version == 2 and (root / "sys/fs/cgroup/unified").is_dir():
             top = root / "sys/fs/cgroup/unified"
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        found += [(top.joinpath(*parts[:n]), version) for n in range(len(parts), -1, -1)]
-    return tuple(found)
+        groups += [(top.joinpath(*parts[:n]), version) for n in range(len(parts), -1, -1)]
+    return tuple(groups)

@@ -51,9 +51,9 @@ def find(root: Path) -> Found:
 def _files(folder: Path) -> list[Path]:
     chips = sorted(folder.glob("hwmon*"), key=lambda chip: int(re.sub(r"\D", "", chip.name) or 0))
     chips = [chip for chip in chips if not _ELSEWHERE.match(text(chip / "name") or "")]
-    found = [file for chip in chips for file in sorted(chip.iterdir()) if _FILE.fullmatch(file.name)]
+    files = [file for chip in chips for file in sorted(chip.iterdir()) if _FILE.fullmatch(file.name)]
     # Where a chip gives power both ways, the value of the moment is taken.
-    return [f for f in found if not (f.name.endswith("_average") and f.with_name(_input(f.name)) in found)]
+    return [f for f in files if not (f.name.endswith("_average") and f.with_name(_input(f.name)) in files)]
 
 
 def _input(name: str) -> str:

@@ -85,23 +85,23 @@ def find(root: Path) -> Found:
 
 
 def _tx2(driver: Path) -> list[Rail]:
-    found: list[Rail] = []
+    rails: list[Rail] = []
     for file in sorted(driver.glob("*/iio:device*/in_power*_input")):
         name = text(file.with_name(f"rail_name_{file.name[8:-6]}"))
         if _connected(name):
-            found.append((name or "", (file,)))
-    return found
+            rails.append((name or "", (file,)))
+    return rails
 
 
 def _orin(driver: Path) -> list[Rail]:
-    found: list[Rail] = []
+    rails: list[Rail] = []
     for label in sorted(driver.glob("*/hwmon/hwmon*/in*_label")):
         name, number = text(label), label.name[2:-6]
         pair = label.with_name(f"in{number}_input"), label.with_name(f"curr{number}_input")
         # in4 … in6 are the shunts' own voltages and in7 is their sum: no current stands beside them.
         if _connected(name) and all(path.exists() for path in pair):
-            found.append((name or "", pair))
-    return found
+            rails.append((name or "", pair))
+    return rails
 
 
 def _connected(name: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 In:  /proc/meminfo, /proc/self/cgroup, the files of control groups (version 1 and 2), /proc/pressure/memory; all under a
      root folder.
-Out: bytes. What cannot be read is left out; what nobody tells is None, never 0.
+Out: bytes. What cannot be read is left out; what is not known is None, never 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Memory:
 
 
 def memory(root: str | Path = "/") -> Memory | None:
-    """None where the system does not tell."""
+    """None where the system does not say."""
     root = Path(root)
     content = _content(root / "proc/meminfo")
     free, total = amount(content, b"MemAvailable:"), amount(content, b"MemTotal:")
@@ -46,14 +46,14 @@ def memory(root: str | Path = "/") -> Memory | None:
 
 def _groups(root: Path) -> list[tuple[int, int]]:
     """For each control group with a limit, from this process up: what it leaves, and the limit."""
-    found = []
+    amounts = []
     for folder, version in folders(root, "memory"):
         limit_file, used_file, stat_file, key = group_files(folder, version)
         limit, used = _number(limit_file), _number(used_file)
         if limit is None or used is None or limit >= UNLIMITED:
             continue
-        found.append((limit - max(0, used - (amount(_content(stat_file), key) or 0)), limit))
-    return found
+        amounts.append((limit - max(0, used - (amount(_content(stat_file), key) or 0)), limit))
+    return amounts
 
 
 def group_files(folder: Path, version: int) -> tuple[Path, Path, Path, bytes]:
@@ -66,8 +66,8 @@ def group_files(folder: Path, version: int) -> tuple[Path, Path, Path, bytes]:
 
 
 def _number(path: Path) -> int | None:
-    found = text(path) or ""
-    return int(found) if found.isdigit() else None
+    content = text(path) or ""
+    return int(content) if content.isdigit() else None
 
 
 def _content(path: Path) -> bytes:

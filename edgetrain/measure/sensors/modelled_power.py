@@ -1,4 +1,4 @@
-"""Energy where no sensor tells it: modelled from CPU time, the clocks of the cores and a few watts.
+"""Energy where no sensor measures it: modelled from CPU time, the clocks of the cores and a few watts.
 
     power = idle_w + core_w × Σ over busy cores (clock ÷ highest clock)^1.3
 
@@ -62,11 +62,11 @@ class Clocks:
         self.source, self._highest_hz = source, highest_hz
 
     def factors(self) -> dict[str, float]:
-        """By core; nothing where clocks are not told."""
+        """By core; nothing where clocks are not known."""
         if self.source is None:
             return {}
-        told = dict(zip((c.name[:-13] for c in self.source.channels), self.source.read(), strict=True))
-        known = {core: (hz, self._highest_hz[core]) for core, hz in told.items() if hz and core in self._highest_hz}
+        clocks = dict(zip((c.name[:-13] for c in self.source.channels), self.source.read(), strict=True))
+        known = {core: (hz, self._highest_hz[core]) for core, hz in clocks.items() if hz and core in self._highest_hz}
         return {core: math.pow(min(1.0, hz / highest), EXPONENT) for core, (hz, highest) in known.items()}
 
 
@@ -100,11 +100,11 @@ class ModelledPower(_Modelled):
         self._cores, self._clock = cores, clock
         self._last: tuple[float, dict[str, float]] | None = None
         self._energy_j = 0.0
-        self.channels = (Channel(ENERGY, "J", True, "modelled", core_time.LEAST_WINDOW_S, model.plus_minus),)
+        self.channels = (Channel(ENERGY, "J", True, "modelled", core_time.MIN_WINDOW_S, model.plus_minus),)
 
     def read(self) -> tuple[float | None, ...]:
-        now, told = self._clock.read(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
-        busy = {c.name[:-7]: s for c, s in told.items() if s is not None and c.name[3:-7].isdigit()}  # cpu3_time_s
+        now, values = self._clock.read(), dict(zip(self._cores.channels, self._cores.read(), strict=True))
+        busy = {c.name[:-7]: s for c, s in values.items() if s is not None and c.name[3:-7].isdigit()}  # cpu3_time_s
         if not busy or now is None:
             return (None,)
         if self._last is not None:
@@ -131,7 +131,7 @@ class ModelledProcessPower(_Modelled):
         if used_s is None:
             return (None,)
         if self._last_s is not None:
-            # Nobody tells on which core it ran; it is the busy one, and that has the highest clock.
+            # It is not known on which core it ran; it is the busy one, and that has the highest clock.
             fastest = max(self._clocks.factors().values(), default=1.0)
             self._energy_j += self.model.core_w * (used_s - self._last_s) * fastest
         self._last_s = used_s

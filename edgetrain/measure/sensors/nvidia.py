@@ -56,9 +56,11 @@ class Nvidia:
         self._handles: list[ctypes.c_void_p] = []
         self._open = False
         self.error = self._start()
-        found = [(n, query) for n in range(len(self._handles)) for query in _QUERIES if self._ask(n, query) is not None]
-        self.channels: tuple[Channel, ...] = tuple(_channel(n, query) for n, query in found)
-        self._calls = [(n, query, Counter() if query[2] else None) for n, query in found]
+        queries = [
+            (n, query) for n in range(len(self._handles)) for query in _QUERIES if self._ask(n, query) is not None
+        ]
+        self.channels: tuple[Channel, ...] = tuple(_channel(n, query) for n, query in queries)
+        self._calls = [(n, query, Counter() if query[2] else None) for n, query in queries]
 
     def _start(self) -> int:
         """Handles hold until NVML is shut down, so they are taken anew at each start."""

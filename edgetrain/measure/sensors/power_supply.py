@@ -42,7 +42,7 @@ NAME = "power supply"
 GIVES = "power out of the battery and in by the plug"
 RESOLUTION = "by gauge: 0.2 to 1 s and some mA"
 TOTAL = "supply_power_w"
-_LEAST_UA = 10_000
+_MIN_UA = 10_000
 _BATTERIES = ("Battery", "UPS")
 
 
@@ -70,17 +70,17 @@ class _Supply:
         return [file for file in every if file is not None]
 
     def channels(self) -> list[Channel]:
-        found = []
+        channels = []
         if self.measured:
             kind: Kind = "derived" if self.power is None else "measured"
-            found.append(Channel(f"{self.name}_power_w", "W", False, kind, part_of=TOTAL))
+            channels.append(Channel(f"{self.name}_power_w", "W", False, kind, part_of=TOTAL))
         if self.current is not None:
-            found.append(Channel(f"{self.name}_current_a", "A", False, "measured"))
+            channels.append(Channel(f"{self.name}_current_a", "A", False, "measured"))
         if self.voltage is not None:
-            found.append(Channel(f"{self.name}_voltage_v", "V", False, "measured"))
+            channels.append(Channel(f"{self.name}_voltage_v", "V", False, "measured"))
         if self.temperature is not None:
-            found.append(Channel(f"{self.name}_temperature_c", "°C", False, "measured"))
-        return found
+            channels.append(Channel(f"{self.name}_temperature_c", "°C", False, "measured"))
+        return channels
 
     def read(self) -> list[float | None]:
         status = None if self.status is None else (self.status.read() or b"").strip()
@@ -110,7 +110,7 @@ class _Supply:
         shown = None if self.current is None else self.current.number()
         if shown is None:
             return None
-        self.micro = self.micro or abs(shown) >= _LEAST_UA
+        self.micro = self.micro or abs(shown) >= _MIN_UA
         milli = self.battery and status == b"Discharging" and not self.micro and shown != 0
         return self._signed(shown * (1e-3 if milli else 1e-6), status)
 
@@ -136,11 +136,11 @@ class PowerSupply(Files):
         self._supplies = supplies
 
     def read(self) -> tuple[float | None, ...]:
-        told = [supply.read() for supply in self._supplies]
-        values = [value for each in told for value in each]
+        rows = [supply.read() for supply in self._supplies]
+        values = [value for each in rows for value in each]
         if len(values) == len(self.channels):
             return tuple(values)
-        parts = [each[0] for supply, each in zip(self._supplies, told, strict=True) if supply.measured]
+        parts = [each[0] for supply, each in zip(self._supplies, rows, strict=True) if supply.measured]
         known = [part for part in parts if part is not None]
         return *values, sum(known) if len(known) == len(parts) and not self._hidden() else None
 
@@ -164,7 +164,7 @@ def find(root: Path) -> Found:
     if not any(supply.channels() for supply in supplies):
         return missing(NAME, GIVES, RESOLUTION)
     measured = ", ".join(supply.name for supply in supplies if supply.measured)
-    gives = f"power of {measured}, and of the machine" if measured else "no power; what else the battery tells"
+    gives = f"power of {measured}, and of the machine" if measured else "no power; what else the battery reports"
     return readable(PowerSupply(supplies), gives, RESOLUTION, let_read(*closed) if closed else None)
 
 
@@ -183,8 +183,8 @@ def _amounts(folder: Path) -> list[Path]:
 
 def _supply(folder: Path) -> _Supply:
     def file(*names: str) -> OpenFile | None:
-        found = (folder / name for name in names)
-        return next((OpenFile(path) for path in found if path.exists() and may_read(path)), None)
+        files = (folder / name for name in names)
+        return next((OpenFile(path) for path in files if path.exists() and may_read(path)), None)
 
     power = file("power_now")
     if power is not None and whole(power.read()) is None:

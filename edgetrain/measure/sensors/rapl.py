@@ -44,19 +44,19 @@ def find(root: Path) -> Found:
         return bad
     closed = [file for file in files if file.exists() and not may_read(file)]
     numbers = [_number(folder, folders) for folder in folders if folder / "energy_uj" not in closed]
-    found = [number for number in numbers if number is not None]
-    if not found:
+    domains = [number for number in numbers if number is not None]
+    if not domains:
         return missing(NAME, GIVES, RESOLUTION)
-    gives = GIVES + ": " + ", ".join(number.channel.name[5:-9] for number in found)
-    return readable(Numbers(NAME, found), gives, RESOLUTION, let_read(*closed) if closed else None)
+    gives = GIVES + ": " + ", ".join(number.channel.name[5:-9] for number in domains)
+    return readable(Numbers(NAME, domains), gives, RESOLUTION, let_read(*closed) if closed else None)
 
 
 def _domains(folder: Path) -> list[Path]:
     """Outer ones first. The memory-mapped copies count only where there is nothing else."""
     for prefix in ("intel-rapl", "intel-rapl-mmio"):
-        found = [path for path in folder.glob(f"{prefix}:*") if re.fullmatch(rf"{prefix}(:\d+){{1,2}}", path.name)]
-        if found:
-            return sorted(found, key=lambda path: [int(n) for n in path.name.split(":")[1:]])
+        folders = [path for path in folder.glob(f"{prefix}:*") if re.fullmatch(rf"{prefix}(:\d+){{1,2}}", path.name)]
+        if folders:
+            return sorted(folders, key=lambda path: [int(n) for n in path.name.split(":")[1:]])
     return []
 
 

@@ -22,7 +22,7 @@ from edgetrain.errors import UserError
 
 FORMAT = "edgetrain-samples 1"
 MISSING = "?"
-_MOST_FILES = 4096
+_MAX_FILES = 4096
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def parse(text: str, name: str) -> Recording:
     paths, rows = rows[0][2:], rows[1:]
     for path in (*paths, *constant):
         _checked(path, name)
-    if len(paths) > _MOST_FILES or any(len(row) != len(paths) + 2 for row in rows):
+    if len(paths) > _MAX_FILES or any(len(row) != len(paths) + 2 for row in rows):
         raise UserError(f"{name} has lines of different lengths", expected=f"{len(paths) + 2} values in each line")
     columns = [tuple(None if row[n + 2] == MISSING else row[n + 2] for row in rows) for n in range(len(paths))]
     return Recording(name, _times(rows, name), dict(zip(paths, columns, strict=True)), constant)

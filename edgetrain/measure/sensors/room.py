@@ -15,11 +15,11 @@ from edgetrain.measure.sensors.memory import memory
 
 def room_bytes(root: str | Path = "/") -> int | None:
     """The memory of the machine, or of the control group, with swap; None where the system does not say."""
-    there = memory(root)
-    if there is None:
+    available = memory(root)
+    if available is None:
         return None
     swap = amount((Path(root) / "proc/meminfo").read_bytes(), b"SwapTotal:") or 0
-    return there.limit_bytes + 1024 * swap
+    return available.limit_bytes + 1024 * swap
 
 
 def require_room(what: str, n_bytes: int, *, next_step: str) -> None:

@@ -33,8 +33,8 @@ class Pmic:
         self._firmware.open()
 
     def read(self) -> tuple[float | None, ...]:
-        found = parse(self._firmware.ask("pmic_read_adc"))
-        watts = [found.get(rail) for rail in self._rails]
+        values = parse(self._firmware.ask("pmic_read_adc"))
+        watts = [values.get(rail) for rail in self._rails]
         known = [power for power in watts if power is not None]
         return *watts, sum(known) if known and len(known) == len(watts) else None
 

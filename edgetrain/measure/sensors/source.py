@@ -27,7 +27,7 @@ from typing import Literal, Protocol, runtime_checkable
 Kind = Literal["measured", "derived", "modelled", "unavailable"]
 Unit = Literal["s", "J", "W", "B", "°C", "Hz", "V", "A", "1"]
 
-_MOST_BYTES = 1 << 16  # more than any file that is read here; /proc/stat of 256 cores is 25 kB
+_MAX_BYTES = 1 << 16  # more than any file that is read here; /proc/stat of 256 cores is 25 kB
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Input(Protocol):
     def handle(self) -> int:
         """The number of the clock, or of the open file; -1 where there is none now."""
 
-    def tell(self, shown: bytes | int | None) -> None:
+    def preset(self, shown: bytes | int | None) -> None:
         """From now on a read gives this: what the file held, or the clock's nanoseconds; None where it showed none."""
 
 
 @runtime_checkable
 class Direct(Source, Protocol):
-    """A source that reads nothing but these inputs: once they were told, a `read` of it makes no system call."""
+    """A source that reads nothing but these inputs: once they are preset, a `read` of it makes no system call."""
 
     def inputs(self) -> Sequence[Input]:
         """In the order in which they are to be read; none where this source must read for itself."""
@@ -105,7 +105,7 @@ class Finding:
     """What was found of one source.
 
     found: it is there. readable: this user may read it. fix: the command that makes it readable, or what to install.
-    resolution: how fine the values are, in words. gives: what it tells on this machine, in words.
+    resolution: how fine the values are, in words. gives: what it measures on this machine, in words.
     read_s: what one read takes here (median); None where it was not read.
     """
 
@@ -132,18 +132,18 @@ def unreadable(name: str, gives: str, resolution: str, fix: str) -> Found:
 
 
 def readable(source: Source, gives: str, resolution: str, fix: str | None = None) -> Found:
-    """fix: what would let it tell more, where a part of it is closed to this user."""
+    """fix: what would let it measure more, where a part of it is closed to this user."""
     return Finding(source.name, True, True, fix, resolution, gives, None, source.channels), source
 
 
 def not_readable(name: str, gives: str, resolution: str, paths: Sequence[Path], fix: str | None = None) -> Found | None:
-    """What to tell of a source none of whose files can be read; None where one can. fix: as in `missing`."""
-    there = [path for path in paths if path.exists()]
-    if not there:
+    """What to report of a source none of whose files can be read; None where one can. fix: as in `missing`."""
+    existing = [path for path in paths if path.exists()]
+    if not existing:
         return missing(name, gives, resolution, fix)
-    if any(may_read(path) for path in there):
+    if any(may_read(path) for path in existing):
         return None
-    return unreadable(name, gives, resolution, let_read(*there))
+    return unreadable(name, gives, resolution, let_read(*existing))
 
 
 def let_read(*paths: Path) -> str:
@@ -171,11 +171,11 @@ class OpenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = -1
-        self._told: bytes | None = None
-        self._is_told = False
+        self._preset: bytes | None = None
+        self._is_preset = False
 
     def open(self) -> None:
-        self._is_told = False
+        self._is_preset = False
         self._open()
 
     def _open(self) -> None:
@@ -185,8 +185,8 @@ class OpenFile:
 
     def read(self) -> bytes | None:
         """What the file holds now; None where it cannot be read or is empty."""
-        if self._is_told:
-            return self._told
+        if self._is_preset:
+            return self._preset
         data = self._read()
         if not data and self._handle >= 0:
             self.close()
@@ -198,7 +198,7 @@ class OpenFile:
         if self._handle < 0:
             return b""
         try:
-            return os.pread(self._handle, _MOST_BYTES, 0)
+            return os.pread(self._handle, _MAX_BYTES, 0)
         except OSError:
             return b""
 
@@ -208,9 +208,9 @@ class OpenFile:
         self._open()
         return self._handle
 
-    def tell(self, shown: bytes | int | None) -> None:
-        self._told, self._is_told = shown if isinstance(shown, bytes) and shown else None, True
-        if self._told is None:
+    def preset(self, shown: bytes | int | None) -> None:
+        self._preset, self._is_preset = shown if isinstance(shown, bytes) and shown else None, True
+        if self._preset is None:
             self.close()  # to be opened again
 
     def __del__(self) -> None:
@@ -234,20 +234,20 @@ class SystemClock:
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
-        self._told: int | None = None
-        self._is_told = False
+        self._preset: int | None = None
+        self._is_preset = False
 
     def read(self) -> float | None:
         """None where there is no such clock any more: the process has ended."""
-        if self._is_told:
-            return None if self._told is None else self._told * 1e-9
+        if self._is_preset:
+            return None if self._preset is None else self._preset * 1e-9
         try:
             return time.clock_gettime(self.handle)
         except OSError:
             return None
 
-    def tell(self, shown: bytes | int | None) -> None:
-        self._told, self._is_told = shown if isinstance(shown, int) else None, True
+    def preset(self, shown: bytes | int | None) -> None:
+        self._preset, self._is_preset = shown if isinstance(shown, int) else None, True
 
 
 class Files:
@@ -300,10 +300,10 @@ class Numbers(Files):
 
 
 def _value(shown: int | None, number: Number, counter: Counter | None) -> float | None:
-    found: float | None = shown if counter is None else counter.add(shown)
-    if found is None:
+    reading: float | None = shown if counter is None else counter.add(shown)
+    if reading is None:
         return None
-    value = found * number.factor
+    value = reading * number.factor
     return value if number.least <= value <= number.most else None
 
 

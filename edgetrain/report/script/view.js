@@ -37,8 +37,8 @@ class View {
     button("◀", "move left", () => this.pan(-0.3));
     button("▶", "move right", () => this.pan(0.3));
     button(`whole ${this.model.spanName}`, "show all", () => this.show(0, this.model.span));
-    this.told = make("span", "told");
-    tools.append(this.told);
+    this.shown = make("span", "shown");
+    tools.append(this.shown);
     this.canvas = make("canvas");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");
@@ -121,7 +121,7 @@ class View {
     this.paintPointer(context);
     const unit = this.model.unit;
     const [part, span, from] = [this.to - this.from, this.model.span, this.from].map((at) => quantity(at * unit, "s"));
-    this.told.textContent = `${part} of ${span}, from ${from}`;
+    this.shown.textContent = `${part} of ${span}, from ${from}`;
     Object.assign(this.root.dataset, { from: this.from, to: this.to, drawn: "true" });
   }
 

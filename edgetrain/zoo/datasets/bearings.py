@@ -2,12 +2,13 @@
 
 In: .npz files with the array DE, the accelerometer at the drive end; named …_Normal, or ending in DE12, DE48 or FE.
 Out: the recordings by name, all at 12,000 readings a second; and spectra of windows of them, [N, BANDS] float32.
-Promised: no file is unpickled, and none is read that would take more than LARGEST_BYTES.
+Promised: no file is unpickled, and none is read that would take more than MAX_BYTES.
 
     recording ├─ window 512 ─┤├─ window ─┤ …        43 ms each, none overlaps another
     window    → power spectrum → BANDS bands of like width → log → by its own mean and spread
 
-A fault shakes more, and loudness alone would tell it. So each spectrum has mean 0 and spread 1: it tells a shape.
+A fault shakes more, and loudness alone would give it away. So each spectrum has mean 0 and spread 1: only its shape is
+left.
 
 Normal recordings were made at 48,000 readings a second (Smith and Randall 2015; at 12,000, the lines of the shaft, 30 a
 second, would lie at quarters of where the others have them). Read as if at 12,000, they are told apart by that alone.
@@ -29,7 +30,7 @@ from edgetrain.files import require_regular
 
 WINDOW, BANDS = 512, 40
 RATE_HZ, FAST_HZ = 12_000, 48_000
-LARGEST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _SENSOR = "DE"
 
 
@@ -55,18 +56,18 @@ def spectra(recording: torch.Tensor) -> torch.Tensor:
 
 
 def _recording(file: Path) -> torch.Tensor:
-    expected = f"an .npz file with an array {_SENSOR} of readings, at most {LARGEST_BYTES:,} bytes"
-    require_regular(file, "recording", LARGEST_BYTES)
+    expected = f"an .npz file with an array {_SENSOR} of readings, at most {MAX_BYTES:,} bytes"
+    require_regular(file, "recording", MAX_BYTES)
     try:
         with zipfile.ZipFile(file) as archive:
             size = sum(item.file_size for item in archive.infolist())
-        if size > LARGEST_BYTES:
+        if size > MAX_BYTES:
             raise UserError(f"{file} is too large", expected=expected, received=f"{size:,} bytes")
         with np.load(file, allow_pickle=False) as arrays:
-            there = arrays[_SENSOR]
-            if there.dtype.kind not in "fiu":
-                raise ValueError(f"{_SENSOR} holds {there.dtype}")
-            readings = np.asarray(there, dtype=np.float64).ravel()
+            values = arrays[_SENSOR]
+            if values.dtype.kind not in "fiu":
+                raise ValueError(f"{_SENSOR} holds {values.dtype}")
+            readings = np.asarray(values, dtype=np.float64).ravel()
     except UserError:
         raise
     except Exception as error:  # a damaged archive can fail in any way

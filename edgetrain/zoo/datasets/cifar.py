@@ -27,7 +27,7 @@ NORMALISATION = Normalisation(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORD_BYTES = 3073
 # All of CIFAR-10; what unpacks to more is something else.
-MOST_RECORDS = 60_000
+MAX_RECORDS = 60_000
 
 _BATCH_NAME = re.compile(r"(data_batch_\d+|test_batch)\.bin(\.gz|\.xz)?", re.IGNORECASE)
 _log = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ def load(path: Path, *, input_size: int | None, channels: int | None) -> Data:
 
 def _batches(folder: Path) -> dict[str, Path]:
     """The files with standard names by name without suffix; the plain one where it lies there packed too."""
-    found: dict[str, Path] = {}
+    batches: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if (match := _BATCH_NAME.fullmatch(path.name)) and not path.is_dir():
-            found.setdefault(match[1].lower(), path)
-    return found
+            batches.setdefault(match[1].lower(), path)
+    return batches
 
 
 def _records(paths: list[Path]) -> torch.Tensor:
@@ -70,8 +70,8 @@ def _records(paths: list[Path]) -> torch.Tensor:
     # One buffer that grows, instead of a list to concatenate: on a small device the set would not fit twice.
     content = bytearray()
     for path in paths:
-        left = MOST_RECORDS * RECORD_BYTES - len(content)
-        batch = whole(path, left, limit_is=f"CIFAR-10 has {MOST_RECORDS:,} records of {RECORD_BYTES:,} bytes in all")
+        left = MAX_RECORDS * RECORD_BYTES - len(content)
+        batch = whole(path, left, limit_is=f"CIFAR-10 has {MAX_RECORDS:,} records of {RECORD_BYTES:,} bytes in all")
         _check(path, batch)
         content += batch
     return torch.frombuffer(content, dtype=torch.uint8).view(-1, RECORD_BYTES)

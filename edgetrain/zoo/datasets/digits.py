@@ -5,7 +5,7 @@ Out: `Data` with 1,500 images to train and 297 to test, the same share of every 
 Normalisation: pixel / 16, then mean 0.3053, std 0.3760 (of all 1,797 images).
 
 The split is by hash of the line number and the seed. Images of one writer may lie in both parts: the test
-part tells how well these writers' digits are learned, not how well those of others will be read.
+part shows how well these writers' digits are learned, not how well those of others will be read.
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository
 (1998), https://doi.org/10.24432/C50P49, licence CC BY 4.0; its test part, unchanged, as in scikit-learn.

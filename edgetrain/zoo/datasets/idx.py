@@ -29,7 +29,7 @@ NORMALISATION = Normalisation(mean=(0.1307,), std=(0.3081,))
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 # The largest public set in this format (EMNIST by class) has 640 MB of pixels.
-LARGEST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 
 def recognises(path: Path) -> bool:
@@ -100,7 +100,7 @@ def _read(path: Path, *, dims: int) -> torch.Tensor:
 
 
 def _shape(path: Path, dims: int) -> tuple[int, ...]:
-    """The sizes in the file's header, all positive, their product within LARGEST_BYTES."""
+    """The sizes in the file's header, all positive, their product within MAX_BYTES."""
     header = head(path, 4 + 4 * dims)
     if len(header) < 4 + 4 * dims or header[:4] != bytes((0, 0, 8, dims)):
         raise UserError(
@@ -109,10 +109,10 @@ def _shape(path: Path, dims: int) -> tuple[int, ...]:
             received=header.hex(" ") or "an empty file",
         )
     shape = struct.unpack(f">{dims}I", header[4:])
-    if not 0 < math.prod(shape) <= LARGEST_BYTES:
+    if not 0 < math.prod(shape) <= MAX_BYTES:
         raise UserError(
             f"{path} has a header that cannot be right",
-            expected=f"between 1 and {LARGEST_BYTES:,} bytes of data",
+            expected=f"between 1 and {MAX_BYTES:,} bytes of data",
             received=f"sizes {' × '.join(f'{n:,}' for n in shape)}",
         )
     return shape

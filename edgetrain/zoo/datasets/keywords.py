@@ -1,7 +1,7 @@
 """Spoken keywords as MFCCs: the 1,000 samples that MLPerf Tiny tests keyword spotting with.
 
 In: kws01_mfcc_int8_1000.tar.xz, or a folder that holds it: int8 files of 49 frames × 10 coefficients, named
-NUMBER_KEYWORD_CLASS.bin, at most LARGEST_SAMPLES of them.
+NUMBER_KEYWORD_CLASS.bin, at most MAX_SAMPLES of them.
 Out: `Data` with a quarter of each class held out to test; x [B, 1, 49, 10].
 Normalisation: each coefficient by MEAN and STD, those of all 1,000 samples. As they come nine of the ten vary by less
 than a tenth of the first.
@@ -30,7 +30,7 @@ SHAPE = (1, FRAMES, COEFFICIENTS)
 MEAN = (57.44, 85.18, 82.86, 81.96, 82.13, 82.20, 82.18, 82.21, 82.03, 82.04)
 STD = (41.63, 6.66, 4.37, 3.44, 2.89, 2.23, 2.03, 1.79, 1.73, 1.59)
 TEST_SHARE = 0.25
-LARGEST_SAMPLES, LARGEST_BYTES = 10_000, 64 << 20
+MAX_SAMPLES, MAX_BYTES = 10_000, 64 << 20
 _SUFFIX = "_mfcc_int8_1000.tar.xz"
 _NAME = re.compile(r"[^/]*_([A-Za-z]+)_(\d{1,2})\.bin")
 
@@ -81,14 +81,14 @@ def load(path: Path, *, input_size: int | None, channels: int | None, seed: int)
 def _archive(path: Path) -> Path | None:
     if path.is_file():
         return path if path.name.endswith(_SUFFIX) else None
-    found = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else []
-    return found[0] if found else None
+    archives = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else []
+    return archives[0] if archives else None
 
 
 def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, ...]]:
     """(names, int8 [N, 1, 49, 10], labels, keywords by label), sorted by name."""
-    content = io.BytesIO(whole(archive, LARGEST_BYTES, limit_is="the largest archive of this kind"))
-    found: dict[str, tuple[bytes, int]] = {}
+    content = io.BytesIO(whole(archive, MAX_BYTES, limit_is="the largest archive of this kind"))
+    samples: dict[str, tuple[bytes, int]] = {}
     keywords: dict[int, str] = {}
     try:
         with tarfile.open(fileobj=content) as tar:
@@ -97,15 +97,15 @@ def _read(archive: Path) -> tuple[list[str], np.ndarray, list[int], tuple[str, .
                 if named is None or not member.isfile():
                     continue
                 data = _sample(archive, tar, member)
-                found[member.name] = (data, int(named[2]))
+                samples[member.name] = (data, int(named[2]))
                 keywords[int(named[2])] = named[1]
     except tarfile.TarError as error:
         raise UserError(f"{archive} is no whole tar archive: {error}", next_step="fetch it again") from error
-    _check(archive, found, keywords)
-    names = sorted(found)
-    mfccs = np.frombuffer(b"".join(found[name][0] for name in names), dtype=np.int8).copy()
+    _check(archive, samples, keywords)
+    names = sorted(samples)
+    mfccs = np.frombuffer(b"".join(samples[name][0] for name in names), dtype=np.int8).copy()
     classes = tuple(keywords[label] for label in range(len(keywords)))
-    return names, mfccs.reshape(-1, *SHAPE), [found[name][1] for name in names], classes
+    return names, mfccs.reshape(-1, *SHAPE), [samples[name][1] for name in names], classes
 
 
 def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -119,10 +119,10 @@ def _sample(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> byt
     return data
 
 
-def _check(archive: Path, found: dict[str, tuple[bytes, int]], keywords: dict[int, str]) -> None:
-    if not 0 < len(found) <= LARGEST_SAMPLES or sorted(keywords) != list(range(len(keywords))):
+def _check(archive: Path, samples: dict[str, tuple[bytes, int]], keywords: dict[int, str]) -> None:
+    if not 0 < len(samples) <= MAX_SAMPLES or sorted(keywords) != list(range(len(keywords))):
         raise UserError(
             f"{archive} does not hold keywords",
-            expected=f"1 to {LARGEST_SAMPLES:,} files NUMBER_KEYWORD_CLASS.bin, classes numbered from 0 without a gap",
-            received=f"{len(found):,} of them, of classes {sorted(keywords)}",
+            expected=f"1 to {MAX_SAMPLES:,} files NUMBER_KEYWORD_CLASS.bin, classes numbered from 0 without a gap",
+            received=f"{len(samples):,} of them, of classes {sorted(keywords)}",
         )

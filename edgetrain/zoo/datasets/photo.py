@@ -1,7 +1,7 @@
 """One image file that is not trusted: its header checked, its pixels decoded.
 
 In: the path of a .jpg or .png file. Out: uint8 [3,S,S], upright, shorter side resized to S, centre cut out.
-Promised: only the JPEG and PNG decoders see the file; an image of more than LARGEST_PIXELS is refused by its
+Promised: only the JPEG and PNG decoders see the file; an image of more than MAX_PIXELS is refused by its
 header, before its pixels are unpacked; whatever is wrong is a UserError that names the file.
 """
 
@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from edgetrain.errors import UserError
 
 # Pillow's own limit, which it only warns of; and which any import may have lifted.
-LARGEST_PIXELS = 89_478_485
+MAX_PIXELS = 89_478_485
 # What Pillow's parsers, written in Python, may raise on damaged files. MemoryError is not the file's fault.
 _DAMAGE = (
     OSError,
@@ -61,13 +61,13 @@ def _opened(path: Path) -> Generator[Image.Image, None, None]:
     """The image, opened and not yet decoded; what goes wrong inside is said with the file's name."""
     try:
         with Image.open(path, formats=("JPEG", "PNG")) as image:
-            if image.width * image.height > LARGEST_PIXELS:
-                raise ValueError(f"{image.width:,}×{image.height:,} pixels are more than {LARGEST_PIXELS:,}")
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"{image.width:,}×{image.height:,} pixels are more than {MAX_PIXELS:,}")
             yield image
     except _DAMAGE as error:
         raise UserError(
             f"{path} cannot be read as an image: {error}",
-            expected=f"a whole JPEG or PNG file of at most {LARGEST_PIXELS:,} pixels",
+            expected=f"a whole JPEG or PNG file of at most {MAX_PIXELS:,} pixels",
             next_step="replace the file, or remove it from the folder",
         ) from error
 

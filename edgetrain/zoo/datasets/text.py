@@ -25,7 +25,7 @@ from edgetrain.errors import UserError
 from edgetrain.zoo.datasets.base import Data, check_indices
 from edgetrain.zoo.datasets.streams import whole
 
-LARGEST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _CODE_POINTS = 0x110000
 
 
@@ -69,7 +69,7 @@ def load(path: Path, *, sequence: int) -> Data:
 
 
 def _text(path: Path) -> str:
-    content = whole(path, LARGEST_BYTES, limit_is="the longest text that is read into memory")
+    content = whole(path, MAX_BYTES, limit_is="the longest text that is read into memory")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -105,7 +105,7 @@ def test_wrong_file(tmp_path: Path, name: str, content: bytes, said: str) -> Non
 
 
 def test_more_than_all_of_cifar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "MOST_RECORDS", 4)
+    monkeypatch.setattr(cifar, "MAX_RECORDS", 4)
     (tmp_path / "data_batch_1.bin").write_bytes(records([1, 2, 3]))
     (tmp_path / "data_batch_2.bin.gz").write_bytes(gzip.compress(records([1, 2, 3]), mtime=0))
     with pytest.raises(UserError, match="too long") as caught:

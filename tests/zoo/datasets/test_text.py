@@ -79,7 +79,7 @@ def test_wrong_text(tmp_path: Path, name: str, content: bytes, said: str) -> Non
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(text, "MAX_BYTES", 1000)
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(bytes(10_000_000), mtime=0))
     with pytest.raises(UserError, match="too long"):
