@@ -54,24 +54,24 @@ def calls(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> dict[Wa
     scratch: `update.overwrites_gradient(graph)`.
     """
     op = graph.ops[number]
-    found: dict[Way, Call] = {"first": Call(op, scratch=number in scratch)}
+    ways: dict[Way, Call] = {"first": Call(op, scratch=number in scratch)}
     again = replay(op)
     if again is not None and again != op:
-        found["again"] = Call(again)
+        ways["again"] = Call(again)
     targets = call.overwritable(graph, op)
     if targets:
-        found["over"] = Call(op, targets[0])
-    return found
+        ways["over"] = Call(op, targets[0])
+    return ways
 
 
 def by_all_kernels(graph: Graph, number: int, scratch: Set[int] = frozenset()) -> list[tuple[Way, Call]]:
     """The same by the first kernel of the op's entry, and by each other one that takes the op's tensors."""
     plain, op = calls(graph, number, scratch), graph.ops[number]
-    found = list(plain.items())
+    rows = list(plain.items())
     for kernel in entry_of(op.kind).kernels[1:]:
         if kernel.takes(tuple(graph.tensors[t] for t in op.reads)):
-            found += [(way, replace(c, kernel=kernel.name)) for way, c in plain.items() if way != "over" or kernel.over]
-    return found
+            rows += [(way, replace(c, kernel=kernel.name)) for way, c in plain.items() if way != "over" or kernel.over]
+    return rows
 
 
 def key(graph: Graph, what: Call) -> str:

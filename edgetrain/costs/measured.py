@@ -141,19 +141,19 @@ def _needs(graph: Graph, call: calls.Call, live: calls.Live, most_bytes: int | N
 
 
 def _cost(graph: Graph, op: Op, row: _Row, known: Mapping[str, Run]) -> OpCost:
-    found: dict[Way, Run] = {}
+    ways: dict[Way, Run] = {}
     others: dict[Way, tuple[Run, ...]] = {}
     for way, call, key in row:
         run = known.get(key)
         if run is not None and not call.kernel:
-            found[way] = run
+            ways[way] = run
         elif run is not None:
             others[way] = (*others.get(way, ()), replace(run, kernel=call.kernel))
-    if "first" not in found:
-        time_s = max((run.time_s for run in found.values()), default=0.0)
-        found["first"] = Run(time_s, calls.made_bytes(graph, op))
-        return OpCost(found)
-    return OpCost(found, {way: runs for way, runs in others.items() if way in found})
+    if "first" not in ways:
+        time_s = max((run.time_s for run in ways.values()), default=0.0)
+        ways["first"] = Run(time_s, calls.made_bytes(graph, op))
+        return OpCost(ways)
+    return OpCost(ways, {way: runs for way, runs in others.items() if way in ways})
 
 
 def machine() -> dict[str, str]:
@@ -299,7 +299,7 @@ def measure_events(
     """What the kernel of one op asks of the allocator, in each of these ways to run it; times are not measured, and are
     0. It runs here: see `without_a_trace`. kernels: those that run, where they are not the first."""
     names = {way: (kernels or {}).get(way, {}).get(number, "") for way in WAYS}
-    found, pool = calls.calls(graph, number, overwrites_gradient(graph)), calls.Pool(graph)
+    ways_to_run, pool = calls.calls(graph, number, overwrites_gradient(graph)), calls.Pool(graph)
     with torch.no_grad(), without_autocast():
         return {
             way: Run(
@@ -307,7 +307,7 @@ def measure_events(
                 _events_of(graph, replace(call, kernel=names[way]), pool, None, cuda=_on_cuda(graph)),
                 kernel=names[way],
             )
-            for way, call in found.items()
+            for way, call in ways_to_run.items()
             if way in ways
         }
 

@@ -130,21 +130,21 @@ class Costs:
     @cached_property
     def workspace_bytes(self) -> dict[Way, dict[int, int]]:
         """Way → op → bytes that the kernel takes above its results, without the ops that take none."""
-        found: dict[Way, dict[int, int]] = {}
+        by_way: dict[Way, dict[int, int]] = {}
         for way in WAYS:
             bytes_of = {number: cost.run(way).workspace_bytes for number, cost in enumerate(self.ops)}
-            found[way] = {number: n_bytes for number, n_bytes in bytes_of.items() if n_bytes}
-        return found
+            by_way[way] = {number: n_bytes for number, n_bytes in bytes_of.items() if n_bytes}
+        return by_way
 
     @cached_property
     def kernels(self) -> Kernels:
         """Those that run, but for first ones."""
-        found: dict[Way, dict[int, str]] = {}
+        by_way: dict[Way, dict[int, str]] = {}
         for number, cost in enumerate(self.ops):
             for way in WAYS:
                 if name := cost.run(way).kernel:
-                    found.setdefault(way, {})[number] = name
-        return found
+                    by_way.setdefault(way, {})[number] = name
+        return by_way
 
     def time_s(self, order: Sequence[int]) -> float:
         """The time of a step that runs the ops in this order, one that comes again at the price of a second time."""

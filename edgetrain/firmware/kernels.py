@@ -36,15 +36,15 @@ def files_of(sources: Sequence[CSource], *, fast: bool = False) -> dict[str, Pat
     """The files that these are built from, in vectors or not: first sources, then headers; by their names."""
     inside, everywhere = ("fast", ("parallel", "vector")) if fast else ("", ("sums",))
     parts = [(part, _folder(s)) for s in sources for part in (s.file, *(s.fast_needs if fast else s.needs))]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for part, folder in (*parts, *((part, FOLDER) for part in everywhere)):
         paths = {path.name: path for at in (FOLDER, folder) for path in sorted((at / inside).glob(f"{part}.[ch]"))}
         if not paths:
             raise UserError(f"the source of a C kernel is not there: {folder / inside / part}.c")
         for name, path in paths.items():
-            if found.setdefault(name, path) != path:
+            if files.setdefault(name, path) != path:
                 raise UserError(
-                    f"two C kernels have a file of the name {name}", received=f"{found[name]} and {path}",
+                    f"two C kernels have a file of the name {name}", received=f"{files[name]} and {path}",
                     next_step="give one of them another name",
                 )  # fmt: skip
-    return dict(sorted(found.items(), key=lambda item: (item[1].suffix, item[0])))
+    return dict(sorted(files.items(), key=lambda item: (item[1].suffix, item[0])))

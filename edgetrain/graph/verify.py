@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from edgetrain.arguments import checked
 from edgetrain.errors import InternalError
 from edgetrain.graph.ir import BITS, DTYPES, INTEGERS, PERSISTENT, PHASES, ROLES, Graph, Op, Quantization, Tensor
-from edgetrain.ops.entry import TRUSTED, entry_of, found
+from edgetrain.ops.entry import TRUSTED, entry_of, registered_entry
 from edgetrain.ops.update import ACCUMULATE
 
 Rule = Callable[[Graph], Iterator[str]]
@@ -30,7 +30,7 @@ def verify(graph: Graph) -> None:
 def unknown_kinds(graph: Graph) -> list[str]:
     """What a graph from a file may not hold: ops of libraries other than PyTorch, and than ours, without an entry."""
     kinds = dict.fromkeys(op.kind for op in graph.ops)
-    unknown = [kind for kind in kinds if kind.partition(".")[0] not in TRUSTED and found(kind) is None]
+    unknown = [kind for kind in kinds if kind.partition(".")[0] not in TRUSTED and registered_entry(kind) is None]
     return [f"an op is of kind {kind}, for which no entry is registered" for kind in unknown]
 
 

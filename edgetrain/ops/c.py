@@ -156,15 +156,15 @@ def number(value: Value) -> str:
 
 
 def ints(values: Sequence[Value]) -> list[int]:
-    found = [value for value in values if isinstance(value, int)]
-    assert len(found) == len(values)
-    return found
+    numbers = [value for value in values if isinstance(value, int)]
+    assert len(numbers) == len(values)
+    return numbers
 
 
 def identifier(name: str) -> str:
     """A name of a graph as a name in C."""
-    found = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    return f"m_{found}" if not found or found[0].isdigit() or found in _RESERVED else found
+    text = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+    return f"m_{text}" if not text or text[0].isdigit() or text in _RESERVED else text
 
 
 _WORDS = """

@@ -73,11 +73,11 @@ class _Window:
 
 
 def _window(graph: Graph, op: Op) -> _Window:
-    made = graph.tensors[op.creates[0]].shape
+    result = graph.tensors[op.creates[0]].shape
     first, second = (graph.tensors[t].shape for t in op.reads[:2])
     x, y, weight = {
-        "forward": (first, made, second), "backward_weight": (second, first, made),
-        "backward_input": (made, first, second),
+        "forward": (first, result, second), "backward_weight": (second, first, result),
+        "backward_input": (result, first, second),
     }[_what(op)]  # fmt: skip
     numbers = [n for n in op.args[3 if _what(op) == "forward" else 2 :] if isinstance(n, int)]
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups = numbers

@@ -64,13 +64,13 @@ def constant(value: Value) -> Any:
     """The same of one without tensors. Its name comes from a graph file, and stands for nothing but torch's own."""
     if not isinstance(value, Atom):
         return value
-    found = torch.device(value.name) if value.sort == "device" else getattr(torch, value.name, None)
+    value_of_torch = torch.device(value.name) if value.sort == "device" else getattr(torch, value.name, None)
     kinds = {
         "dtype": torch.dtype, "memory_format": torch.memory_format, "layout": torch.layout, "device": torch.device,
     }  # fmt: skip
-    if not isinstance(found, kinds[value.sort]):
+    if not isinstance(value_of_torch, kinds[value.sort]):
         raise InternalError(f"{value} is nothing that torch knows")
-    return found
+    return value_of_torch
 
 
 def overwritable(graph: Graph, op: Op) -> tuple[int, ...]:

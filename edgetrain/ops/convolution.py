@@ -52,10 +52,10 @@ def _counted(backward: bool) -> Rule:
 
 def _firmware(graph: Graph, op: Op) -> Work:
     """As firmware/lower_products.py makes them: the groups are the last argument."""
-    made = graph.tensors[op.creates[0]]
+    result = graph.tensors[op.creates[0]]
     first, second = (graph.tensors[t] for t in op.reads[:2])
-    weight = made if op.kind.endswith(".backward_weight") else second
-    y = made if op.kind.endswith(".forward") else first
+    weight = result if op.kind.endswith(".backward_weight") else second
+    y = result if op.kind.endswith(".forward") else first
     groups = op.args[-1]
     assert isinstance(groups, int)
     kind: Kind = "depthwise" if groups > 1 and weight.shape[1] == 1 else "conv"
@@ -77,16 +77,16 @@ class _Convolution:
 
 
 def _convolution(s: Scene, op: Op) -> _Convolution:
-    made = op.creates[0]
+    result = op.creates[0]
     if op.kind.endswith(".forward"):
         x, weight = op.reads[:2]
-        return _Convolution(x, made, weight, op.args[3:], (s.name(made), *s.pointers(*op.args[:3])))
-    names = (s.name(made), *map(s.name, op.reads))
+        return _Convolution(x, result, weight, op.args[3:], (s.name(result), *s.pointers(*op.args[:3])))
+    names = (s.name(result), *map(s.name, op.reads))
     if op.kind.endswith(".backward_weight"):
         dy, x = op.reads
-        return _Convolution(x, dy, made, op.args[2:], names)
+        return _Convolution(x, dy, result, op.args[2:], names)
     dy, weight = op.reads
-    return _Convolution(made, dy, weight, op.args[2:], names)
+    return _Convolution(result, dy, weight, op.args[2:], names)
 
 
 def _declared(s: Scene, op: Op, struct: str, fields: dict[str, int | str]) -> str:

@@ -211,7 +211,7 @@ def registered() -> tuple[str, ...]:
 
 
 def _forget() -> None:
-    found.cache_clear()
+    registered_entry.cache_clear()
     entry_of.cache_clear()
     entry_of_function.cache_clear()
 
@@ -227,7 +227,7 @@ def own(entry: Entry, names: str) -> None:
 
 
 @functools.cache
-def found(kind: str) -> Entry | None:
+def registered_entry(kind: str) -> Entry | None:
     """The entry that was registered for this kind."""
     space, _, rest = kind.partition(".")
     name, _, overload = rest.partition(".")
@@ -238,7 +238,7 @@ def found(kind: str) -> Entry | None:
 
 @functools.cache
 def entry_of(kind: str) -> Entry:
-    return found(kind) or Entry(category=_category(kind))
+    return registered_entry(kind) or Entry(category=_category(kind))
 
 
 @functools.cache

@@ -55,16 +55,16 @@ def _max_backward(s: Scene, op: Op) -> list[str]:
 
 
 def _average(s: Scene, op: Op) -> list[str]:
-    read, made = op.reads[0], op.creates[0]
-    x, y = (read, made) if op.kind.endswith(".forward") else (made, read)
+    read, result = op.reads[0], op.creates[0]
+    x, y = (read, result) if op.kind.endswith(".forward") else (result, read)
     counts_padding = int(bool(op.args[7]))
-    return called(function(op), [s.name(made), s.name(read), _shape(s, op, x, y, op.args[1:7]), counts_padding])
+    return called(function(op), [s.name(result), s.name(read), _shape(s, op, x, y, op.args[1:7]), counts_padding])
 
 
 def _global_average(s: Scene, op: Op) -> list[str]:
-    read, made = op.reads[0], op.creates[0]
-    B, C, H, W = s.shape(read if op.kind.endswith(".forward") else made)
-    return called(function(op), [s.name(made), s.name(read), s.batched(B), H * W, C])
+    read, result = op.reads[0], op.creates[0]
+    B, C, H, W = s.shape(read if op.kind.endswith(".forward") else result)
+    return called(function(op), [s.name(result), s.name(read), s.batched(B), H * W, C])
 
 
 _FIRMWARE = Entry(kernels=(), category="pooling and reduction", raises="never")

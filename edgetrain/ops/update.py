@@ -225,16 +225,16 @@ def overwrites_gradient(graph: Graph) -> set[int]:
         for t in op.reads if not op.view and op.kind != ACCUMULATE else ():
             readers.setdefault(graph.tensors[t].storage, set()).add(number)
     kept = {graph.tensors[t].storage for t in graph.outputs}
-    found = set()
+    scratch = set()
     for number, op in enumerate(graph.ops):
         if op.kind == ACCUMULATE:
-            found.add(number)
+            scratch.add(number)
         elif op.phase == "update":
             gradient = graph.tensors[op.reads[1]]
             whole = gradient.n_bytes == graph.storages[gradient.storage].n_bytes and 0 not in gradient.stride
             if whole and readers[gradient.storage] == {number} and gradient.storage not in kept:
-                found.add(number)
-    return found
+                scratch.add(number)
+    return scratch
 
 
 def accumulate(

@@ -361,11 +361,11 @@ def test_an_op_that_cannot_be_measured_is_named(monkeypatch: pytest.MonkeyPatch)
     graph = linear()
     resolve = call.resolve
 
-    def picky(kind: str) -> Callable[..., Any]:
+    def picky(kind: str, kernel: str = "") -> Callable[..., Any]:
         def refuse(*args: object) -> None:
             raise RuntimeError("all elements should be between 2 and 3")
 
-        return refuse if kind.startswith("aten.addmm") else resolve(kind)
+        return refuse if kind.startswith("aten.addmm") else resolve(kind, kernel)
 
     monkeypatch.setattr(call, "resolve", picky)
     with pytest.raises(UserError, match=r"addmm_1 .* cannot be measured on its own: all elements should be"):

@@ -191,6 +191,23 @@ def test_a_step_that_keeps_all_measures_these_ops_alone(monkeypatch: pytest.Monk
     assert measure_kernels(graph, "rounding", use_cache=False) == {}
 
 
+def test_micro_batches_run_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, batch, _ = captured()
+    plain = Net()
+    plain.load_state_dict(model.state_dict())
+
+    def chosen(graph: et.Graph, *_: Any, **__: Any) -> Kernels:
+        return {"first": {silu(graph): "exact"}, "over": {silu(graph): "exact"}}
+
+    monkeypatch.setattr("edgetrain.run.making.measure_kernels", chosen)
+    step = et.prepare(model, mean_square, optimizer, batch, micro_batches=2)
+    called.clear()
+    loss = step(*batch)
+    assert called.count("exact") >= 2  # in each of them
+    assert set(called) == {"exact"}
+    torch.testing.assert_close(loss, mean_square(plain, *batch).detach())
+
+
 def test_a_profile_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer, batch, graph = captured()
     kernels = {"first": {silu(graph): "exact"}, "over": {silu(graph): "exact"}}
@@ -211,9 +228,8 @@ def test_a_plan_with_a_kernel_that_is_not_there_is_refused() -> None:
     def compiled(plan: Plan) -> None:
         et.compile(graph, plan, model, optimizer)
 
-    wrong: list[Kernels] = [
-        {"first": {number: "nothing"}}, {"first": {number: "doubles"}}, {"over": {number: "doubles"}},
-    ]  # fmt: skip
+    wrong: list[Kernels] = [{"first": {number: name}} for name in ("nothing", "doubles")]
+    wrong.append({"over": {number: "doubles"}})
     for kernels in wrong:
         with pytest.raises(EdgetrainError, match="not there for its tensors"):
             compiled(replace(plan, kernels=kernels))
