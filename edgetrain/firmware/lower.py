@@ -1,7 +1,7 @@
 """From a captured training step to the ops that firmware has kernels for.
 
-In:  a graph of PyTorch's ops, as `capture` makes it. Out: a graph of the same step in ops of ours, one for each kernel
-     in `kernels/`, that every planner takes and that `emit` prints as C.
+In:  a graph of PyTorch's ops, from `capture`. Out: a graph of the same step in ops of ours, one for each kernel in
+     `kernels/`, that every planner takes and that `emit` prints as C.
 
     aten.convolution                      edgetrain.conv2d.forward
     aten.convolution_backward        →    edgetrain.conv2d.backward_weight, .backward_input, edgetrain.bias.backward
@@ -11,9 +11,9 @@ In:  a graph of PyTorch's ops, as `capture` makes it. Out: a graph of the same s
 What is promised of the result:
 - images are dense [B, H, W, C] and filters [K, R, S, C] in memory (shapes stay PyTorch's, strides say it), everything
   else is dense in the order of its shape; a copy is an op (`edgetrain.permute.*`), so it is planned and counted;
-- a kernel needs no memory but what the op reads and makes: what would be its workspace is a result that nobody reads;
+- a kernel needs no memory but what the op reads and creates: its workspace is a result that no op reads;
 - sizes of storages are whole words of 4 bytes, so an arena holds exactly what a plan says;
-- nothing draws from a random stream: a mask is a function of the step's number, and can be made again.
+- nothing draws from a random stream: a mask is a function of the step's number, and can be recomputed.
 
 An op without a kernel is a `UserError` that names it and its module. What PyTorch's strides say is not looked at: each
 op means the same whatever they are.
@@ -195,10 +195,10 @@ def _view(w: Lowering, op: Op) -> None:
     tensor = w.tensors[x]
     stride = nhwc(shape) if len(shape) == 4 and same_in_memory(shape) else contiguous(shape)
     name = take_free_name(f"{identifier(tensor.name)}_view", w.names)
-    made = w.add_tensor(replace(tensor, name=name, shape=shape, stride=stride))
-    w.call("aten.view.default", (Ref(x), shape), (made,), view=True)
-    w.before[made] = x
-    w.gives(0, made)
+    view = w.add_tensor(replace(tensor, name=name, shape=shape, stride=stride))
+    w.call("aten.view.default", (Ref(x), shape), (view,), view=True)
+    w.before[view] = x
+    w.gives(0, view)
 
 
 @RULES.of("aten.slice.Tensor")
@@ -288,7 +288,7 @@ def _nll_loss(w: Lowering, op: Op) -> None:
     w.call("edgetrain.softmax_cross_entropy.forward", (Ref(value.logits), Ref(labels), mean), (loss, logs))
     ref = op.args[0]
     assert isinstance(ref, Ref)
-    w.value[ref.tensor] = replace(value, made=logs)
+    w.value[ref.tensor] = replace(value, log_probabilities=logs)
     w.gives(0, loss)
 
 
@@ -303,10 +303,10 @@ def _nll_loss_backward(w: Lowering, op: Op) -> None:
 @RULES.of("aten._log_softmax_backward_data.default")
 def _log_softmax_backward(w: Lowering, op: Op) -> None:
     flows, value = w.held(0), w.held(1)
-    if not isinstance(flows, LossGradient) or not isinstance(value, LogSoftmax) or value.made is None:
+    if not isinstance(flows, LossGradient) or not isinstance(value, LogSoftmax) or value.log_probabilities is None:
         raise w.refuse("the logarithm of a softmax outside of a cross-entropy has no kernel")
     dx = w.gradient_of(value.logits)
-    args = (Ref(value.made), Ref(flows.labels), flows.mean)
+    args = (Ref(value.log_probabilities), Ref(flows.labels), flows.mean)
     w.call("edgetrain.softmax_cross_entropy.backward", args, (dx,))
     w.gives(0, dx)
 

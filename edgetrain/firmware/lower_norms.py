@@ -23,13 +23,13 @@ def _add_statistics(
     w: Lowering, x: int, mean: int | None, var: int | None, rest: Sequence[Value], places: tuple[int, int]
 ) -> tuple[int, int]:
     C = (w.shape(x)[1],)
-    found = w.forward_result("mean", C), w.forward_result("invstd", C)
+    results = w.forward_result("mean", C), w.forward_result("invstd", C)
     running = [None if t is None else Ref(t) for t in (mean, var)]
     changed = [w.tensors[t].storage for t in (mean, var) if t is not None]
-    w.call("edgetrain.norm.statistics", (Ref(x), *running, *map(as_float, rest)), found, writes=changed)
-    for position, t in zip(places, found, strict=True):
+    w.call("edgetrain.norm.statistics", (Ref(x), *running, *map(as_float, rest)), results, writes=changed)
+    for position, t in zip(places, results, strict=True):
         w.gives(position, t)
-    return found
+    return results
 
 
 @RULES.of("edgetrain.norm.apply")
@@ -87,9 +87,9 @@ def _batch_norm(w: Lowering, op: Op) -> None:
 def _inverse(w: Lowering, var: int, eps: float) -> int:
     """1 / sqrt(running variance + eps), made once."""
     if (var, eps) not in w.inverse:
-        made = w.forward_result("invstd", w.shape(var))
-        w.call("edgetrain.norm.invstd", (Ref(var), eps), (made,))
-        w.inverse[var, eps] = made
+        invstd = w.forward_result("invstd", w.shape(var))
+        w.call("edgetrain.norm.invstd", (Ref(var), eps), (invstd,))
+        w.inverse[var, eps] = invstd
     return w.inverse[var, eps]
 
 

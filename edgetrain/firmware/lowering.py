@@ -4,7 +4,7 @@ In:  a captured graph, and a rule for each kind of op (`lower.py`).
 Out: the new graph, without the ops that nobody needs.
 
 A tensor of the captured graph is a tensor of the new one (`Dense`), or something that its readers take as it is: a
-matrix seen transposed, some channels of a tensor, the mask of a dropout. Only who asks for it as a tensor makes it one.
+matrix seen transposed, some channels of a tensor, the mask of a dropout. It becomes a tensor where a rule needs one.
 """
 
 from __future__ import annotations
@@ -73,11 +73,10 @@ class Mask:
 
 @dataclass(frozen=True)
 class LogSoftmax:
-    """The logarithms of a softmax that were not asked for by themselves so far; `made` is where they lie when the loss
-    has made them."""
+    """The logarithms of a softmax, which the op of the loss computes. log_probabilities: its result, once it exists."""
 
     logits: int
-    made: int | None = None
+    log_probabilities: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,8 @@ class Lowering(Builder):
 
     def _gradient(self, parameter: int, gradient: int) -> int:
         updates = (op for op in self.ops if op.phase == "update" and op.reads[0] == self.dense(parameter))
-        found = next(updates, None)
-        return self.dense(gradient) if found is None else found.reads[1]
+        update = next(updates, None)
+        return self.dense(gradient) if update is None else update.reads[1]
 
     def _source(self, t: int, source: Source) -> None:
         old = self.graph.tensors[t]
@@ -217,14 +216,14 @@ class Lowering(Builder):
     def held(self, position: int) -> Held:
         ref = self.op.args[position]
         if not isinstance(ref, Ref):
-            raise self.refuse(f"{self.op.kind} with {ref!r} in the place of a tensor has no kernel")
+            raise self.refuse(f"{self.op.kind} with {ref!r} in place of a tensor has no kernel")
         return self.value[ref.tensor]
 
     def arg(self, position: int) -> int:
         """The tensor at that place of the op's arguments, dense, an image as [B, H, W, C]."""
         ref = self.op.args[position]
         if not isinstance(ref, Ref):
-            raise self.refuse(f"{self.op.kind} with {ref!r} in the place of a tensor has no kernel")
+            raise self.refuse(f"{self.op.kind} with {ref!r} in place of a tensor has no kernel")
         return self.dense(ref.tensor)
 
     def optional(self, position: int) -> int | None:
@@ -235,18 +234,18 @@ class Lowering(Builder):
         if isinstance(value, Dense):
             return self.image(value.tensor)
         if isinstance(value, Slice):
-            made = self._sliced(value)
-            self.value[old] = Dense(made)
-            return made
+            part = self._sliced(value)
+            self.value[old] = Dense(part)
+            return part
         raise self.refuse(f"{self.op.kind} of a tensor that is {_WORDS[type(value)]} has no kernel")
 
     def _sliced(self, value: Slice) -> int:
         whole = self.tensors[value.tensor]
         C, *rest = whole.shape[1:]
-        made = self.result(f"{identifier(whole.name)}_part", (whole.shape[0], value.end - value.start, *rest))
+        part = self.result(f"{identifier(whole.name)}_part", (whole.shape[0], value.end - value.start, *rest))
         rows = whole.n_elements // C
-        self.call("edgetrain.concat.backward", (Ref(value.tensor), rows, C, value.start, value.end), (made,))
-        return made
+        self.call("edgetrain.concat.backward", (Ref(value.tensor), rows, C, value.start, value.end), (part,))
+        return part
 
     def image(self, t: int) -> int:
         """The tensor with its channels innermost, if it is an image."""
@@ -268,10 +267,10 @@ class Lowering(Builder):
             stride = nhwc(tensor.shape) if layout == "nhwc" else contiguous(tensor.shape)
             role: Role = "gradient" if self.op.phase == "backward" else "activation"
             name = take_free_name(f"{identifier(tensor.name)}_{layout}", self.names)
-            made = self.add(name, role, tensor.shape, tensor.dtype, stride)
-            self.call(f"edgetrain.permute.to_{layout}", (Ref(t),), (made,))
-            self.copies[t, layout] = made
-            self.copies[made, "nchw" if layout == "nhwc" else "nhwc"] = t
+            copy = self.add(name, role, tensor.shape, tensor.dtype, stride)
+            self.call(f"edgetrain.permute.to_{layout}", (Ref(t),), (copy,))
+            self.copies[t, layout] = copy
+            self.copies[copy, "nchw" if layout == "nhwc" else "nhwc"] = t
         return self.copies[t, layout]
 
     def shape(self, t: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ def save(graph: Graph, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Graph:
-    next_step = "make it again with `edgetrain graph MODEL --out FILE`"
+    next_step = "create it anew with `edgetrain graph MODEL --out FILE`"
     graph = saved.load(path, "graph file", _with_key, next_step=next_step)
     broken = [*unknown_kinds(graph), *broken_rules(graph)]
     if broken:

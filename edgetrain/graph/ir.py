@@ -7,9 +7,9 @@ so it can be saved, read back equal, and planned on another machine.
     storage   a block of bytes:            parameter | buffer | state | input | constant | activation | gradient
     tensor    a typed, strided look at one storage (a view shares the storage of what it views); of integers, also what
               a unit is worth
-    op        one kernel call: reads tensors, makes new ones, and sometimes writes a storage in place
+    op        one kernel call: reads tensors, creates new ones, and sometimes writes a storage in place
 
-Activations and gradients are in single-assignment form: each storage is written by the op that makes it, except for
+Activations and gradients are in single-assignment form: each storage is written by the op that creates it, except for
 the few that an op must change in place through a view; those ops name the storage in `writes`, as do ops that change
 parameters, buffers and optimizer state. So what must come before what can be read off `Op.reads` and `Op.writes` alone.
 """
@@ -36,7 +36,7 @@ Sort = Literal["parameter", "buffer", "optimizer", "state", "input", "external",
 SORTS: tuple[Sort, ...] = ("parameter", "buffer", "optimizer", "state", "input", "external", "constant")
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "input", "constant", "activation", "gradient")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
-# Roles whose bytes are there before the step starts and after it ends.
+# Roles whose bytes exist before the step starts and after it ends.
 PERSISTENT: tuple[Role, ...] = ("parameter", "buffer", "state", "input", "constant")
 
 ITEM_BYTES = {
@@ -178,7 +178,7 @@ class Op:
 
     @cached_property
     def creates(self) -> tuple[int, ...]:
-        """The tensors that it makes."""
+        """The tensors that it creates."""
         return tuple(t for t in self.outputs if t is not None)
 
 
@@ -219,8 +219,8 @@ class Graph:
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The batch, in order. Only the tensors that the step reads are there."""
-        found = [(int(s.path), t) for t, s in self.sources.items() if s.sort == "input"]
-        return tuple(t for _, t in sorted(found))
+        by_position = [(int(s.path), t) for t, s in self.sources.items() if s.sort == "input"]
+        return tuple(t for _, t in sorted(by_position))
 
     @cached_property
     def new_storages(self) -> tuple[tuple[int, ...], ...]:
@@ -229,22 +229,22 @@ class Graph:
 
     @cached_property
     def made_by(self) -> Mapping[int, int]:
-        """Tensor → the op that makes it; persistent tensors are not there."""
+        """Tensor → the op that creates it; persistent tensors have none."""
         return {t: number for number, op in enumerate(self.ops) for t in op.creates}
 
     @cached_property
     def touched(self) -> tuple[tuple[int, ...], ...]:
-        """For each op the storages that it reads or makes and that do not last, each once."""
+        """For each op the storages that it reads or creates and that do not persist, each once."""
         passing = [None if self.storages[t.storage].role in PERSISTENT else t.storage for t in self.tensors]
-        found = (dict.fromkeys(passing[t] for t in (*op.reads, *op.creates)) for op in self.ops)
-        return tuple(tuple(s for s in touched if s is not None) for touched in found)
+        storages = (dict.fromkeys(passing[t] for t in (*op.reads, *op.creates)) for op in self.ops)
+        return tuple(tuple(s for s in touched if s is not None) for touched in storages)
 
     def _new_storages(self, op: Op) -> tuple[int, ...]:
         if op.view:
             return ()
         read = {self.tensors[t].storage for t in op.reads}
-        made = dict.fromkeys(self.tensors[t].storage for t in op.creates)
-        return tuple(s for s in made if s not in read and self.storages[s].role not in PERSISTENT)
+        created = dict.fromkeys(self.tensors[t].storage for t in op.creates)
+        return tuple(s for s in created if s not in read and self.storages[s].role not in PERSISTENT)
 
     @cached_property
     def key(self) -> str:

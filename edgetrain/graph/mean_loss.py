@@ -1,4 +1,4 @@
-"""Is the loss a mean over samples? What the structure of the forward pass tells.
+"""Is the loss a mean over samples? The answer that the structure of the forward pass gives.
 
 In:  the step captured twice, over two and over three samples.
 Out: nothing, or a `UserError` that names the op that stands in the way; and `Check`s: what must hold of the values of a
@@ -61,17 +61,17 @@ def require_mean(two: Graph, three: Graph) -> None:
 def inexact(graph: Graph) -> tuple[str, ...]:
     """What in the step depends on how a batch is cut into micro-batches, in words."""
     norms = {op.module for op in graph.ops if _is_batch_norm(op)}
-    found: dict[str, None] = {}
+    reasons: dict[str, None] = {}
     for op in graph.ops:
         where = f" in {op.module}" if op.module else ""
         if op.random:
-            found[f"random numbers{where} ({short_name(op.kind)}), which are drawn anew for each micro-batch"] = None
+            reasons[f"random numbers{where} ({short_name(op.kind)}), which are drawn anew for each micro-batch"] = None
         elif op.phase == "forward" and any(graph.storages[s].role in PERSISTENT for s in op.writes):
             if op.module in norms:  # its running statistics, or the count of its batches
-                found[f"batch norm in training mode{where}"] = None
+                reasons[f"batch norm in training mode{where}"] = None
             else:
-                found[f"a tensor that {short_name(op.kind)}{where} changes, once for each micro-batch"] = None
-    return tuple(found)
+                reasons[f"a tensor that {short_name(op.kind)}{where} changes, once for each micro-batch"] = None
+    return tuple(reasons)
 
 
 def batch_norms(graph: Graph) -> tuple[str, ...]:
@@ -116,12 +116,12 @@ class _Flow:
 
     def _reached(self, begins: Callable[[int], bool]) -> set[int]:
         """The storages that depend on those lasting tensors, or on random numbers."""
-        found = {self.graph.tensors[t].storage for t in self.graph.sources if begins(t)}
+        reached = {self.graph.tensors[t].storage for t in self.graph.sources if begins(t)}
         for _, op in self.ops:
             read = {self.graph.tensors[t].storage for t in op.reads}
-            if (read & found and not _along(op).shape_alone) or op.random:
-                found |= {self.graph.tensors[t].storage for t in op.creates} | set(op.writes)
-        return found
+            if (read & reached and not _along(op).shape_alone) or op.random:
+                reached |= {self.graph.tensors[t].storage for t in op.creates} | set(op.writes)
+        return reached
 
     def depends(self, t: int) -> bool:
         return self.graph.tensors[t].storage in self.batch
@@ -147,12 +147,12 @@ class _Flow:
             return None
         t = op.args[1].tensor
         while self.depends(t) and t in self.maker and self.graph.tensors[t].storage not in self.trained:
-            made = self.graph.ops[self.maker[t]]
-            if _along(made).sums == "sum" and len(made.args) == 1:
-                return made.reads[0]
-            if not (made.view or _along(made).copies) or len(made.reads) != 1:
+            maker = self.graph.ops[self.maker[t]]
+            if _along(maker).sums == "sum" and len(maker.args) == 1:
+                return maker.reads[0]
+            if not (maker.view or _along(maker).copies) or len(maker.reads) != 1:
                 return None
-            t = made.reads[0]
+            t = maker.reads[0]
         return None
 
     def _check(self, at: int, t: int, ignored: int | None) -> Check:
@@ -160,11 +160,11 @@ class _Flow:
         if self.graph.tensors[t].storage in self.trained:
             raise _refused(op, "takes labels or a mask that depend on parameters, buffers or random numbers")
         needed, ops = {self.graph.tensors[t].storage}, []
-        for number, made in reversed(self.ops):
-            touched = {self.graph.tensors[o].storage for o in made.creates} | set(made.writes)
+        for number, maker in reversed(self.ops):
+            touched = {self.graph.tensors[o].storage for o in maker.creates} | set(maker.writes)
             if touched & needed and number < at:
                 ops.append(number)
-                needed |= {self.graph.tensors[r].storage for r in made.reads}
+                needed |= {self.graph.tensors[r].storage for r in maker.reads}
         return Check(t, ignored, tuple(reversed(ops)), op.module)
 
 
@@ -204,15 +204,15 @@ class _Pair:
             if number in self.asserting:
                 continue
             if _is_batch_norm(op):
-                continue  # the test with numbers tells; instance norm runs this kernel too, and mixes nothing
+                continue  # the test with numbers decides; instance norm runs this kernel too, and mixes nothing
             read = [t for t in op.reads if self.flow.depends(t)]
             reduced = [t for t in read if not self.samples(t)]
             if reduced and len(reduced) < len(read):
                 raise _refused(op, "brings what was taken over all samples back to each of them")
             if reduced and not self._linear(number, op):
                 raise _refused(op, "is not linear in what was taken over all samples")
-            made = [t for t in op.creates if t in used and self.flow.depends(t) and not self.samples(t)]
-            if made and read and not reduced:
+            without_samples = [t for t in op.creates if t in used and self.flow.depends(t) and not self.samples(t)]
+            if without_samples and read and not reduced:
                 self._require_reduction(op)
         if not self.flow.depends(self.graph.loss):
             raise UserError("the loss does not depend on the batch", next_step="train without micro_batches")
@@ -232,7 +232,7 @@ class _Pair:
     def _other(self, op: Op) -> UserError:
         return UserError(
             f"the model computes two samples otherwise than three (from {op.name} of {op.module or 'the loss'} on), so "
-            "it cannot be told whether its loss is a mean over samples",
+            "edgetrain cannot tell whether its loss is a mean over samples",
             next_step="train without micro_batches",
         )
 

@@ -1,4 +1,4 @@
-"""A graph as text that people read: one line an op, what it makes and how large that is, and totals at the end.
+"""A graph as text that people read: one line per op with its results and their size, and totals at the end.
 
 forward
   convolution_1        aten.convolution        features.0.0  input.0, … → float32[16,32,112,112]  25.7 MB
@@ -53,9 +53,9 @@ def _row(graph: Graph, op: Op) -> tuple[str, str, str, str]:
     reads = ", ".join(graph.tensors[t].name for t in op.reads)
     text = reads
     if op.creates:
-        made = ", ".join(str(graph.tensors[t]) for t in op.creates)
+        results = ", ".join(str(graph.tensors[t]) for t in op.creates)
         storages = {graph.tensors[t].storage for t in op.creates} if not op.view else set()
-        text += f" → {made}" + (
+        text += f" → {results}" + (
             f"  {sum(graph.storages[s].n_bytes for s in storages) / 1e6:.2f} MB" if storages else ""
         )
     if op.writes:
@@ -70,5 +70,5 @@ def _table(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:
         yield "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)) + "  " + row[3]
 
 
-def _some(names: list[str] | tuple[str, ...], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+def _some(names: list[str] | tuple[str, ...], max_shown: int = 4) -> str:
+    return ", ".join(names[:max_shown]) + (", …" if len(names) > max_shown else "")

@@ -40,7 +40,7 @@ def broken_rules(graph: Graph) -> list[str]:
     for rule in rules:
         broken = list(rule(graph))
         if broken:
-            return broken  # later rules rely on earlier ones, so they are not asked
+            return broken  # later rules rely on earlier ones
     return []
 
 
@@ -52,7 +52,7 @@ def _numbers(graph: Graph) -> Iterator[str]:
             yield f"storage {number} has role {storage.role!r} and {storage.n_bytes} bytes"
     for number, tensor in enumerate(graph.tensors):
         if not 0 <= tensor.storage < storages:
-            yield f"tensor {number} ({tensor.name}) lies in storage {tensor.storage}, which is not there"
+            yield f"tensor {number} ({tensor.name}) lies in storage {tensor.storage}, which does not exist"
         if tensor.dtype not in DTYPES or len(tensor.shape) != len(tensor.stride):
             yield f"tensor {number} ({tensor.name}) has type {tensor.dtype!r}, {tensor.shape}, {tensor.stride}"
         if min((*tensor.shape, *tensor.stride, tensor.offset)) < 0:
@@ -65,10 +65,10 @@ def _numbers(graph: Graph) -> Iterator[str]:
         if op.phase not in PHASES:
             yield f"{op.name} has phase {op.phase!r}"
         if not all(0 <= t < tensors for t in (*op.reads, *op.creates)) or not all(0 <= s < storages for s in op.writes):
-            yield f"{op.name} refers to a tensor or storage that is not there"
+            yield f"{op.name} refers to a tensor or storage that does not exist"
     ends = (*graph.sources, *graph.outputs, *graph.gradients, *graph.gradients.values(), *graph.constants)
     if not all(0 <= t < tensors for t in ends):
-        yield "sources, outputs, gradients or constants refer to a tensor that is not there"
+        yield "sources, outputs, gradients or constants refer to a tensor that does not exist"
 
 
 def _units(graph: Graph) -> Iterator[str]:
@@ -119,8 +119,8 @@ def _storages(graph: Graph) -> Iterator[str]:
 
 def _order(graph: Graph) -> Iterator[str]:
     """Each tensor is made once, before it is read. Forward, then backward, then update; random ops only forward."""
-    made = set(graph.sources)
-    filled = {graph.tensors[t].storage for t in made}
+    created = set(graph.sources)
+    filled = {graph.tensors[t].storage for t in created}
     phase = 0
     for op in graph.ops:
         if PHASES.index(op.phase) < phase:
@@ -129,23 +129,23 @@ def _order(graph: Graph) -> Iterator[str]:
         if op.random and op.phase != "forward":
             yield f"{op.name} draws random numbers in the {op.phase} phase"
         for t in op.reads:
-            if t not in made:
-                yield f"{op.name} reads {graph.tensors[t].name}, which nothing has made yet"
-        yield from _outputs(graph, op, made, filled)
-        made |= set(op.creates)
+            if t not in created:
+                yield f"{op.name} reads {graph.tensors[t].name}, which no op before it creates"
+        yield from _outputs(graph, op, created, filled)
+        created |= set(op.creates)
         filled |= {graph.tensors[t].storage for t in op.creates}
 
 
-def _outputs(graph: Graph, op: Op, made: set[int], filled: set[int]) -> Iterator[str]:
+def _outputs(graph: Graph, op: Op, created: set[int], filled: set[int]) -> Iterator[str]:
     read = {graph.tensors[t].storage for t in op.reads}
     for t in op.creates:
         storage = graph.tensors[t].storage
-        if t in made:
-            yield f"{graph.tensors[t].name} is made again by {op.name}"
+        if t in created:
+            yield f"{graph.tensors[t].name} is created a second time, by {op.name}"
         if op.view and storage not in read:
             yield f"{op.name} is a view, but {graph.tensors[t].name} does not share a storage that it reads"
         if not op.view and storage in filled and storage not in op.writes:
-            yield f"{op.name} is no view, but {graph.tensors[t].name} lies in a storage that is there already"
+            yield f"{op.name} is no view, but {graph.tensors[t].name} lies in a storage that exists already"
 
 
 def _writes(graph: Graph) -> Iterator[str]:
@@ -170,10 +170,10 @@ def _writes(graph: Graph) -> Iterator[str]:
 def _ends(graph: Graph) -> Iterator[str]:
     """Outputs and gradients are made; a gradient has the shape of its parameter, and a type that fits; each trained
     parameter is updated once, or each gradient is added to an accumulator; or both."""
-    made = {*graph.sources, *(t for op in graph.ops for t in op.creates)}
+    created = {*graph.sources, *(t for op in graph.ops for t in op.creates)}
     for t in (*graph.outputs, *graph.gradients.values()):
-        if t not in made:
-            yield f"{graph.tensors[t].name} is asked for, but nothing makes it"
+        if t not in created:
+            yield f"{graph.tensors[t].name} is an output or a gradient, but no op creates it"
     for p, g in graph.gradients.items():
         parameter, gradient = graph.tensors[p], graph.tensors[g]
         if parameter.shape != gradient.shape or not _types_fit(parameter, gradient):

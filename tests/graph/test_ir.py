@@ -279,7 +279,7 @@ def test_illegal_graph_is_not_loaded(tmp_path: Path) -> None:
     data = to_json(captured("conv net"))
     data["ops"] = data["ops"][1:]
     (tmp_path / "graph.json").write_text(json.dumps({**data, "key": from_json(data).key}))
-    with pytest.raises(UserError, match="which nothing has made yet"):
+    with pytest.raises(UserError, match="which no op before it creates"):
         Graph.load(tmp_path / "graph.json")
 
 

@@ -211,20 +211,20 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "shape below zero": (lambda g: tensor(g, 0, shape=(-5, 3)), r"tensor 0 \(input.0\) has a number below zero"),
     "two ops of one name": (lambda g: op(g, 1, name=g.ops[0].name), "two ops are called "),
     "phase": (lambda g: op(g, 0, phase="sideways"), "has phase 'sideways'"),
-    "read out of range": (lambda g: op(g, 0, args=(Ref(999),)), "refers to a tensor or storage that is not there"),
-    "read below zero": (lambda g: op(g, 0, kwargs=(("x", Ref(-1)),)), "refers to a tensor or storage that is not"),
-    "output out of range": (lambda g: op(g, 0, outputs=(999,)), "refers to a tensor or storage that is not there"),
-    "write out of range": (lambda g: op(g, 0, writes=(999,)), "refers to a tensor or storage that is not there"),
+    "read out of range": (lambda g: op(g, 0, args=(Ref(999),)), "refers to a tensor or storage that does not exist"),
+    "read below zero": (lambda g: op(g, 0, kwargs=(("x", Ref(-1)),)), "refers to a tensor or storage that does"),
+    "output out of range": (lambda g: op(g, 0, outputs=(999,)), "refers to a tensor or storage that does not exist"),
+    "write out of range": (lambda g: op(g, 0, writes=(999,)), "refers to a tensor or storage that does not exist"),
     "loss out of range": (lambda g: replace(g, outputs=(999,)), "outputs, gradients or constants refer to a tensor"),
     "source out of range": (
         lambda g: replace(g, sources={**g.sources, 999: Source("external", "x")}),
-        "sources, outputs, gradients or constants refer to a tensor that is not there",
+        "sources, outputs, gradients or constants refer to a tensor that does not exist",
     ),
     "gradient out of range": (
         lambda g: replace(g, gradients={**g.gradients, 0: -1}),
-        "gradients or constants refer to a tensor that is not there",
+        "gradients or constants refer to a tensor that does not exist",
     ),
-    "constant out of range": (lambda g: replace(g, constants={999: b""}), "constants refer to a tensor that is not"),
+    "constant out of range": (lambda g: replace(g, constants={999: b""}), "constants refer to a tensor that does"),
     # integers and bits
     "scales of floats": (lambda g: of_integers(g, units(), "float32"), r"linear.weight \(float32\) carries scales"),
     "scales of truth values": (lambda g: of_integers(g, units(), "bool"), r"\(bool\) carries scales, which only"),
@@ -294,15 +294,16 @@ BREAKS: dict[str, tuple[Break, str]] = {
         lambda g: replace(g, ops=(g.ops[-1], *g.ops[:-1])), r"\(forward\) stands after an op of phase update"
     ),
     "random op in backward": (random_backward, "draws random numbers in the backward phase"),
-    "read before made": (lambda g: swapped(g, 0, 1), r"reads \w+, which nothing has made yet"),
+    "read before made": (lambda g: swapped(g, 0, 1), r"reads \w+, which no op before it creates"),
     "made twice": (
-        lambda g: op(g, at(g, kind("bernoulli")), outputs=(made(g, "native_batch_norm"),)), "is made again by bernoulli"
+        lambda g: op(g, at(g, kind("bernoulli")), outputs=(made(g, "native_batch_norm"),)),
+        "is created a second time, by bernoulli",
     ),
     "parameter made": (
-        lambda g: op(g, 0, outputs=(named(g, "linear.bias"),)), "linear.bias is made again by "
+        lambda g: op(g, 0, outputs=(named(g, "linear.bias"),)), "linear.bias is created a second time, by "
     ),
     "view that does not share": (view_that_does_not_share, "is a view, but .* does not share a storage that it reads"),
-    "no view, but shares": (result_in_a_storage_already_there, "is no view, but .* lies in a storage that is there"),
+    "no view, but shares": (result_in_a_storage_already_there, "is no view, but .* lies in a storage that exists"),
     # writes
     "write to what is not read": (write_to_what_is_not_read, r"sgd_1 changes storage \d+, which it does not read"),
     "state changed before the update": (state_changed_by_the_loss, r"mean_1 \(forward\) changes optimizer state"),
@@ -322,7 +323,7 @@ BREAKS: dict[str, tuple[Break, str]] = {
         "of kind edgetrain.sgd.update stands in phase backward",
     ),
     # ends
-    "loss that nothing makes": (output_that_nothing_makes, "lonely is asked for, but nothing makes it"),
+    "loss that nothing makes": (output_that_nothing_makes, "lonely is an output or a gradient, but no op creates it"),
     "gradient of another shape": (
         gradient_of_another_shape, r"the gradient of linear.weight is float32\[4\], the parameter float32\[4,3\]"
     ),

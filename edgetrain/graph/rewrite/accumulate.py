@@ -14,9 +14,9 @@ accumulate then, and a third graph follows, which has no samples:
 
     clipping        norm of all sums, sum · scale, sgd(parameter, scaled sum, state) …
 
-What lasts is the same in both: the optimizer's state, which the first form does not read, and the whole batch, of which
-the slice is a part. So whatever plans a graph counts them without being told. The weight of a micro-batch, its part of
-the samples, is given when it runs: the graphs do not depend on the number of micro-batches.
+The same tensors persist in both: the optimizer's state, which the first form does not read, and the whole batch, of
+which the slice is a part. So every planner counts their bytes. The weight of a micro-batch, its part of the samples, is
+given when it runs: the graphs do not depend on the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def clipping(graph: Graph, whole: Mapping[int, tuple[int, ...]], max_norm: float
 
 def accumulators(graph: Graph) -> dict[str, tuple[int, int]]:
     """The name of each accumulator among the externals of such a graph → group and index of its parameter."""
-    found = {}
+    place_of = {}
     for source in graph.sources.values():
         sort, _, place = source.path.partition(".")
         if source.sort == "external" and sort == _SUM:
             group, _, index = place.partition(".")
-            found[source.path] = (int(group), int(index))
-    return found
+            place_of[source.path] = (int(group), int(index))
+    return place_of
 
 
 def accumulates_only(graph: Graph) -> bool:

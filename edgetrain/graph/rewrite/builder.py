@@ -44,7 +44,7 @@ class Builder:
         return len(self.storages) - 1
 
     def add_tensor(self, tensor: Tensor) -> int:
-        """In a storage that is there, or that is the next to be added."""
+        """In a storage that exists, or that is the next to be added."""
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
@@ -58,7 +58,7 @@ class Builder:
         return self.add_tensor(tensor)
 
     def add_like(self, t: int, name: str, role: Role, dtype: str | None = None) -> int:
-        """A tensor as `torch.empty_like` makes it: of the shape, layout and device of another."""
+        """A tensor as `torch.empty_like` creates it: with the shape, layout and device of another."""
         tensor = self.tensors[t]
         stride = dense_strides(tensor)
         return self.add(name, role, tensor.shape, dtype or tensor.dtype, stride, self.device(t))

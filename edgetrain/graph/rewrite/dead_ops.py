@@ -1,7 +1,7 @@
-"""One pass from the last op to the first: what nothing needs is left out.
+"""Dead-op elimination: one pass from the last op to the first leaves out what nothing needs.
 
-An op is live if it makes or changes something that a live op after it reads, or that is asked for at the end. Some
-must run whatever is read of them: `must_run` says which.
+An op is live if it creates or changes something that a later live op reads, or that the graph gives at its end. Some
+ops must run even if nothing reads their results: `must_run` says which.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ def live(
     changes: Callable[[Call], Iterable[int]],
     must_run: Callable[[Call], bool],
 ) -> list[Call]:
-    """needed, reads, changes: storages: those that are read at the end, those that a call reads, and those that it
-    makes or writes."""
+    """The calls that must run, and those on which they or `needed` depend.
+
+    needed, reads, changes: the storages that are read at the end, that a call reads, and that it creates or writes.
+    """
     kept, needed = [], set(needed)
     for call in reversed(calls):
         if must_run(call) or not needed.isdisjoint(changes(call)):
@@ -35,7 +37,7 @@ def live(
 
 
 def remove_dead_ops(builder: Builder) -> None:
-    """Keep what makes outputs and gradients, changes what lasts, draws random numbers, or refuses values."""
+    """Keep ops that create outputs and gradients, change what persists, draw random numbers, or refuse values."""
     storage = [tensor.storage for tensor in builder.tensors]
     lasts = [s.role in PERSISTENT for s in builder.storages]
 

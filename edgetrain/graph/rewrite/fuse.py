@@ -64,13 +64,13 @@ def _patterns(graph: Graph) -> list[_Pattern]:
     for number, op in enumerate(graph.ops):
         for t in op.reads:
             readers.setdefault(t, []).append(number)
-    found = []
+    patterns = []
     for number, op in enumerate(graph.ops):
         if op.kind == NORM and op.args[5] is True and len(op.writes) in (0, 2):
             pattern = _pattern(graph, number, readers)
             if pattern is not None:
-                found.append(pattern)
-    return found
+                patterns.append(pattern)
+    return patterns
 
 
 def _pattern(graph: Graph, number: int, readers: dict[int, list[int]]) -> _Pattern | None:
@@ -137,12 +137,12 @@ def _replacement(builder: Builder, graph: Graph, pattern: _Pattern) -> dict[int,
         laid_out = [_laid_out(builder, dy.tensor, x.tensor, backward)]
         dy = Ref(laid_out[0].creates[0])
     flows = replace(backward, kind="edgetrain.norm.backward", args=(dy, x, *shape))
-    found = {pattern.norm: [statistics, apply], pattern.norm_backward: [*laid_out, flows]}
+    replaced = {pattern.norm: [statistics, apply], pattern.norm_backward: [*laid_out, flows]}
     if pattern.clamp is not None and pattern.clamp_backward is not None:
-        found[pattern.norm] = [statistics]
-        found[pattern.clamp] = [apply]
-        found[pattern.clamp_backward] = []
-    return found
+        replaced[pattern.norm] = [statistics]
+        replaced[pattern.clamp] = [apply]
+        replaced[pattern.clamp_backward] = []
+    return replaced
 
 
 def _laid_out(builder: Builder, dy: int, x: int, backward: Op) -> Op:

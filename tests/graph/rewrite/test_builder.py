@@ -95,7 +95,7 @@ def test_ops_are_replaced_in_their_places() -> None:
     builder.replace_ops({at: [other]})
     assert builder.build().ops == (*graph.ops[:at], other, *graph.ops[at + 1 :])
     builder.replace_ops({at: []})
-    with pytest.raises(InternalError, match="which nothing has made yet"):
+    with pytest.raises(InternalError, match="which no op before it creates"):
         builder.build()
 
 
