@@ -116,7 +116,7 @@ def plan_problem(
     task: Problem, budget: Budget, planner: Planner, effort: Effort, *, exact: Exact = "bitwise", page: bool = True
 ) -> Plan:
     """As `plan`, for a problem."""
-    until = effort.until
+    until, exact = effort.until, exactness(task.graph, exact)
     aim = aim_of(task.costs, budget, planner, page=page)
     memory_bytes, left = budget.memory_bytes, None
     if budget.process_memory_bytes is not None:
@@ -125,7 +125,7 @@ def plan_problem(
         if not effort.solver_bytes:
             effort = replace(effort, solver_bytes=left - task.keep_all.persistent_bytes)
     try:
-        selected = _Planning(task, planner, aim, effort, until).within(memory_bytes)
+        selected = _Planning(task, planner, aim, effort, until, exact).within(memory_bytes)
     except Infeasible as answer:
         if left is None or budget.process_memory_bytes is None or left != memory_bytes:
             raise
@@ -134,9 +134,9 @@ def plan_problem(
     if full and not aim.recompute:
         raise Infeasible(full, smallest_bytes=task.keep_all.peak_bytes, bound_bytes=least_bytes(task))
     if full:
-        selected = plan_problem(task, budget, planner, effort, page=False)
+        selected = plan_problem(task, budget, planner, effort, exact=exact, page=False)
         selected = replace(selected, note=f"nothing is paged: {full}")
-    return replace(selected, exact=exactness(task.graph, exact))
+    return replace(selected, exact=exact)
 
 
 def _overflow(task: Problem, selected: Plan) -> str:
@@ -195,6 +195,7 @@ class _Planning:
     aim: Aim
     effort: Effort
     until: float
+    exact: Exact
 
     @cached_property
     def known(self) -> KnownPlans:
@@ -255,6 +256,7 @@ class _Planning:
                     smallest_bytes=selected.peak_bytes, bound_bytes=least_bytes(self.task),
                     least_time_s=selected.time_s, least_energy_j=selected.energy_j,
                 )  # fmt: skip
+        selected = replace(selected, exact=self.exact)
         validate(self.task.graph, selected)
         return selected
 

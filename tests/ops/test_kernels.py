@@ -180,7 +180,7 @@ def test_a_step_that_keeps_all_measures_these_ops_alone(monkeypatch: pytest.Monk
     model, optimizer, batch, graph = captured()
     chosen = measure_kernels(graph, "bitwise", use_cache=False)
     assert {name for names in chosen.values() for name in names.values()} <= {"exact"}
-    monkeypatch.setattr("edgetrain.run.making.measure_kernels", lambda *_, **__: {"over": {silu(graph): "exact"}})
+    monkeypatch.setattr("edgetrain.run.graph_planner.measure_kernels", lambda *_, **__: {"over": {silu(graph): "exact"}})
     step = et.prepare(model, mean_square, optimizer, batch)
     called.clear()
     step(*batch)
@@ -199,7 +199,7 @@ def test_micro_batches_run_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(graph: et.Graph, *_: Any, **__: Any) -> Kernels:
         return {"first": {silu(graph): "exact"}, "over": {silu(graph): "exact"}}
 
-    monkeypatch.setattr("edgetrain.run.making.measure_kernels", chosen)
+    monkeypatch.setattr("edgetrain.run.graph_planner.measure_kernels", chosen)
     step = et.prepare(model, mean_square, optimizer, batch, micro_batches=2)
     called.clear()
     loss = step(*batch)
@@ -211,7 +211,7 @@ def test_micro_batches_run_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profile_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer, batch, graph = captured()
     kernels = {"first": {silu(graph): "exact"}, "over": {silu(graph): "exact"}}
-    monkeypatch.setattr("edgetrain.run.making.measure_kernels", lambda *_, **__: kernels)
+    monkeypatch.setattr("edgetrain.run.graph_planner.measure_kernels", lambda *_, **__: kernels)
     tracer = Tracer(et.prepare(model, mean_square, optimizer, batch))
     tracer(*batch)
     ops = {op.kind: op for op in tracer.result().ops}
