@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,11 @@ def test_no_line_is_wider_than_a_screen(page: Path) -> None:
     assert not wide, f"lines {wide} have more than {MAX_COLUMNS} columns"
 
 
+def test_the_list_of_files_is_that_of_the_package() -> None:
+    made: str = runpy.run_path(str(ROOT / "docs/make_layout.py"))["page"]()
+    assert (ROOT / "docs/layout.md").read_text() == made, "run python docs/make_layout.py"
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < MAX_README_LINES
 
@@ -59,7 +65,7 @@ def test_design_notes_are_short(note: Path) -> None:
 def commands(page: Path) -> Iterator[list[str]]:
     """Each call of the command line in a page, as words."""
     for call in _COMMAND.findall(page.read_text()):
-        yield shlex.split(call.split(" && ")[0].split(";")[0].replace("…", "").replace("'", ""))
+        yield shlex.split(call.split(" && ")[0].split(";")[0].replace("…", "").replace("'", "").rstrip("\\ "))
 
 
 @every_page

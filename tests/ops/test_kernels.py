@@ -180,7 +180,9 @@ def test_a_step_that_keeps_all_measures_these_ops_alone(monkeypatch: pytest.Monk
     model, optimizer, batch, graph = captured()
     chosen = measure_kernels(graph, "bitwise", use_cache=False)
     assert {name for names in chosen.values() for name in names.values()} <= {"exact"}
-    monkeypatch.setattr("edgetrain.run.graph_planner.measure_kernels", lambda *_, **__: {"over": {silu(graph): "exact"}})
+    monkeypatch.setattr(
+        "edgetrain.run.graph_planner.measure_kernels", lambda *_, **__: {"over": {silu(graph): "exact"}}
+    )
     step = et.prepare(model, mean_square, optimizer, batch)
     called.clear()
     step(*batch)
