@@ -1,5 +1,4 @@
-"""edgetrain trains neural networks on small devices inside a budget of memory, time and energy, and measures what
-training really costs.
+"""Train neural networks on small devices inside a budget, and measure what training really costs.
 
 The public names, one by one. Each arrow of the pipeline is one function and one plain dataclass:
 `capture` → Graph → `measure_costs` → Costs → `plan` under a Budget → Plan → `compile` → a step that one calls.

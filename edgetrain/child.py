@@ -51,8 +51,10 @@ class Ended(InternalError):
 
 
 def forked(work: Callable[[], Any], *, most_bytes: int | None = None, time_limit_s: float | None = None) -> Any:
-    """What `work` returns in a copy of this process. `Ended` if it takes more than `most_bytes` of its own, or more
-    time than the limit."""
+    """What `work` returns in a copy of this process.
+
+    `Ended` if it takes more than `most_bytes` of its own, or more time than the limit.
+    """
     reader, writer = os.pipe()
     pid, mask = 0, signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -118,8 +120,10 @@ def _answer(work: Callable[[], Any], writer: int, most_bytes: int | None) -> NoR
 
 
 def _limit(most_bytes: int) -> None:
-    """Refuse this process memory above what it has now and so much more. (Addresses count that were only reserved;
-    those that it has already are in what it has now.)"""
+    """Refuse this process memory above what it has now and so much more.
+
+    Addresses count that were only reserved; those that it has already are in what it has now.
+    """
     now = process_bytes("VmData")
     if now is not None:
         limit = now + max(most_bytes, 0)

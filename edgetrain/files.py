@@ -72,10 +72,10 @@ def read(path: str | os.PathLike[str], what: str = "file", limit_bytes: int = MA
 
 
 def plain_json(data: bytes, *, any_number: bool = False) -> Any:
-    """JSON as a program writes it: each key once, finite numbers, whole numbers that a machine can hold. A ValueError
-    or RecursionError says what is wrong.
+    """JSON as a program writes it: each key once, finite numbers, whole numbers that a machine can hold.
 
-    any_number: leave it to the caller to say which field holds a number that is too large.
+    A ValueError or RecursionError says what is wrong. any_number: leave it to the caller to say which field holds a
+    number that is too large.
     """
     numbers: dict[str, Any] = {} if any_number else {"parse_float": finite, "parse_int": _short}
     return json.loads(data.decode(), parse_constant=_no_constant, object_pairs_hook=_each_key_once, **numbers)
@@ -158,8 +158,10 @@ def explained(place: Path, needed_bytes: int | None = None) -> Iterator[None]:
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes | Iterable[bytes]) -> None:
-    """Write a file: afterwards, even after a lost battery or on a full disk, it holds all of the content, or what it
-    held before, or is not there as before. content: at once or in parts."""
+    """Write a file whole, or leave what was there before.
+
+    That holds after power loss and on a full disk, too. content: at once or in parts.
+    """
     path = checked_path(path)
     refuse_link(path)
     # Cut to what a name may have; of one that was killed, the next removes what it left behind.
@@ -187,8 +189,10 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_cache(path: Path, text: str) -> None:
-    """Write what can be computed again, which several processes may do at once: whole or not at all. Where there is no
-    room for it, it is not kept."""
+    """Write what can be computed again, whole or not at all.
+
+    Several processes may do so at once. Where there is no room for it, it is not kept.
+    """
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -268,8 +268,10 @@ def _past_the_cache(file: int, at: int) -> None:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove what a process left that ended between making its file and taking the name away. Whoever still lives holds
-    a lock."""
+    """Remove files that an ended process left behind: it had created them, and not yet taken their names away.
+
+    A process that still lives holds a lock.
+    """
     for path in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

@@ -35,8 +35,11 @@ _KINDS: dict[type, str] = {
 
 
 def load(path: str | Path, what: str, from_data: Callable[[Any], T], *, next_step: str | None = None) -> T:
-    """what: the kind of file, such as "plan file". from_data: from JSON data to what it holds; whatever plain error it
-    meets says that the file holds something else. next_step: what to do then."""
+    """What a whole file holds, by one function.
+
+    what: the kind of file, such as "plan file". from_data: from JSON data to what it holds; whatever plain error it
+    meets says that the file holds something else. next_step: what to do then.
+    """
     try:
         return from_data(plain_json(read(path, what)))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, ArithmeticError) as error:

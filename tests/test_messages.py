@@ -53,3 +53,14 @@ def test_messages_have_one_form(path: Path) -> None:
 def test_the_check_sees_a_wrong_form() -> None:
     source = "raise UserError(f'{a} is bad.', next_step='Mend' if a else 'leave it')\nraise e.UserError('CIFAR-10 is')"
     assert [is_right(message) for message in messages(source)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_the_first_line_of_a_docstring_is_complete(path: Path) -> None:
+    docstrings = [
+        ast.get_docstring(node) or ""
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
+    firsts = [text.split("\n")[0].rstrip() for text in docstrings if text]
+    assert [first for first in firsts if not first.endswith((".", ":", "?", "…", ")"))] == []

@@ -91,8 +91,11 @@ class Contender:
 
 
 def python_contender(name: str, function: str, arguments: Any) -> Contender:
-    """function: "module:name" of a function that takes `arguments` (plain JSON data), prepares the work and gives back
-    what answers each word."""
+    """A contender that is a function of Python.
+
+    function: "module:name" of a function that takes `arguments` (plain JSON data), prepares the work and gives back
+    what answers each word.
+    """
     return Contender(name, [sys.executable, "-c", _CODE, function, json.dumps(arguments), *sys.path])
 
 

@@ -29,8 +29,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner that says what is being done, which changes as the work goes on (`run/activity.py`); nothing where
-    standard error is no terminal."""
+    """A spinner that says what is being done; nothing where standard error is no terminal.
+
+    What it says changes as the work goes on (`run/activity.py`).
+    """
     if not notes.is_terminal:
         yield
         return

@@ -135,8 +135,10 @@ def train(
 
 
 def _can_resume(out: Path | None) -> bool:
-    """Whether there is a checkpoint. A run that ended before its first one starts again, with or without a folder; a
-    folder of something else is a mistake."""
+    """Whether there is a checkpoint; a folder of something else is a mistake.
+
+    A run that ended before its first checkpoint starts again, with or without a folder.
+    """
     if out is None:
         newest = max(Path("runs").glob("train-*"), key=lambda path: path.name, default=None)
         raise UserError(
@@ -254,8 +256,10 @@ def _to(batch: tuple[torch.Tensor, ...], place: torch.device) -> tuple[torch.Ten
 
 @contextmanager
 def _bar(task: Task) -> Iterator[Any]:
-    """Draws `Progress` as a bar on standard error: loss, accuracy of the last evaluation, samples/s, memory; where the
-    budget moves, in place of the memory the budget, the plan in use and the last switch."""
+    """Draws `Progress` as a bar on standard error: loss, accuracy of the last evaluation, samples/s, memory.
+
+    Where the budget moves, it shows the budget, the plan in use and the last switch in place of the memory.
+    """
     columns = (
         TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=LONG_BAR if notes.width >= WIDE else SHORT_BAR),
         TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.fields[text]}"), TimeRemainingColumn(),

@@ -73,8 +73,10 @@ class ShareLike(Protocol):
 
 
 def op_names(n_ops: int) -> tuple[str, ...]:
-    """Names under which the ops of a timeline are attributed. Their own will not do: an op that is recomputed, or that
-    runs in each micro-batch, has the same name each time."""
+    """Names under which the ops of a timeline are attributed.
+
+    Their own will not do: an op that is recomputed, or that runs in each micro-batch, has the same name each time.
+    """
     return tuple(str(place) for place in range(n_ops))
 
 

@@ -66,8 +66,7 @@ def equations_of(ops: Ops, windows: Windows) -> Equations:
 
 
 def same_amounts(ops: Ops, equations: Equations) -> Equations | None:
-    """The same with seconds counted as if all instances of an op lasted as long as they do on average; None where they
-    do anyway."""
+    """The same, as if all instances of an op lasted as long as they do on average; None where they do anyway."""
     lengths, count = ops.lengths_s, np.maximum(np.bincount(ops.op, minlength=len(ops.names)), 1)
     mean = summed(ops.op, lengths, len(ops.names)) / count
     factor = np.append(mean[ops.op] / np.maximum(lengths, 1e-12), 1.0)[equations.instance]

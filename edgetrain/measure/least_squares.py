@@ -81,8 +81,11 @@ def solve(equations: Equations) -> Fit:
 
 
 def _with_total(gram: _Gram, equations: Equations, variance: Floats) -> _Gram:
-    """One more equation: all ops together take what all windows hold. It follows from the others if each op has one
-    level; where it has not, parts that do not add up would be the first thing a reader sees."""
+    """One more equation: all ops together take what all windows hold.
+
+    It follows from the others if each op has one level; where it has not, parts that do not add up would be the first
+    thing a reader sees.
+    """
     weight = _TOTAL_FACTOR**2 / float(variance.sum())
     return _Gram(
         gram.gram + weight * np.outer(equations.time_s, equations.time_s),

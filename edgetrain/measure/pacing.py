@@ -69,8 +69,11 @@ def _tells_ops_apart(source: Source) -> bool:
 
 
 def costs_s(sources: Sequence[Source], clock: Clock) -> list[float]:
-    """CPU seconds of one read of each: the median of five, after one that opens. With pauses as between ticks, because
-    caches that are warm would make reads look half as expensive; in turns, because the first one finds them coldest."""
+    """CPU seconds of one read of each: the median of five, after one that opens.
+
+    With pauses as between ticks, because caches that are warm would make reads look half as expensive; in turns,
+    because the first one finds them coldest.
+    """
     taken: list[list[int]] = [[] for _ in sources]
     for turn in range(6):
         clock.sleep_until(clock.now_ns() + _PAUSE_NS)

@@ -69,8 +69,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Point:
-    """What one budget costs. part: of what keep-all holds at its peak beside the lasting tensors. extra: time above
-    keep-all's, as a part of it; None: no plan was found. gap: how much less time a plan could take, as a part."""
+    """What one budget costs.
+
+    part: of what keep-all holds at its peak beside the lasting tensors. extra: time above keep-all's, as a part of it;
+    None: no plan was found. gap: how much less time a plan could take, as a part.
+    """
 
     memory_bytes: int
     part: float
@@ -114,8 +117,10 @@ class Picture:
 
 
 def traced(traces: Sequence[MemoryTrace], ran: Collection[str], name: str = "this step") -> Picture:
-    """The bytes over the ops that ran (by their names: views do not run), kernels' workspace included, and what is
-    alive at the peak. traces: of each micro-batch in turn; of one where the batch is taken whole."""
+    """The bytes over the ops that ran, with kernels' workspace, and what is alive at the peak.
+
+    By their names: views do not run. traces: of each micro-batch in turn; of one where the batch is taken whole.
+    """
     instants = []
     for trace in traces:
         seen: set[str] = set()

@@ -54,8 +54,10 @@ def model_of(device: Device) -> PowerModel:
 
 
 def model_here(root: Path = Path("/"), device: str | Path | None = None) -> PowerModel | None:
-    """What the user measured here, else the device asked for or recognised, else a server's averages; None where none
-    of them is known."""
+    """The power model of this machine; None where nothing is known of it.
+
+    What the user calibrated here comes first, then the device given or recognised, then averages of servers.
+    """
     if device is not None:
         return model_of(load(device))
     machine = calibration.machine(root)

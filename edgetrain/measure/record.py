@@ -223,8 +223,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def removed_if_interrupted(path: Path) -> Iterator[None]:
-    """Ctrl-C or an error in the block removes the run folder that the block made, unless something has come of the run
-    by then."""
+    """Remove the run folder that the block created on Ctrl-C or an error, unless the run has results by then."""
     missing = [folder for folder in (path, path.parent) if not folder.exists()]
     try:
         yield

@@ -45,8 +45,11 @@ class Recorder:
     flushed_cpu_ns: int = 0
 
     def run(self, stop: Stop, places: Sequence[float], library: ctypes.CDLL | None = None) -> str:
-        """Sample until `stop` says so; the reason. places: where in the first half of their slots ticks lie, 0 to 1,
-        over and over. library: reads in C what it can."""
+        """Sample until `stop` says so; the reason.
+
+        places: where in the first half of their slots ticks lie, 0 to 1, over and over. library: reads in C what it
+        can.
+        """
         offsets = [int(place * self.period_ns / 2) for place in places]
         first = self.clock.now_ns()
         self.flushed_ns, self.flushed_cpu_ns = first, self.clock.cpu_ns()

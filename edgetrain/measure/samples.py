@@ -36,8 +36,11 @@ _MAX_PERIOD_NS = 3600 * 10**9
 
 @dataclass(frozen=True)
 class Series:
-    """What one source said. before_ns, after_ns: of the monotonic clock, around each reading; values: a row a reading,
-    a column a channel, NaN where there was none."""
+    """What one source said.
+
+    before_ns, after_ns: of the monotonic clock, around each reading. values: a row a reading, a column a channel, NaN
+    where there was none.
+    """
 
     name: str
     channels: tuple[Channel, ...]

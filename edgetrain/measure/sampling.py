@@ -171,8 +171,10 @@ def main() -> None:
 
 
 def _go_first() -> str:
-    """Be run before others when a tick is due, as far as the system allows: beside training on every core, a process
-    like any other would be late by milliseconds."""
+    """Run before others when a tick is due, as far as the system allows.
+
+    Beside training on every core, a process like any other would be late by milliseconds.
+    """
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         return "real time"

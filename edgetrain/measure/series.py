@@ -39,8 +39,10 @@ class Notes:
 
 
 def useful_every(source: Source, period_ns: int) -> int:
-    """Every how many ticks a source says something new: a counter whose differences over less time are mostly rounding
-    is read twice in that time."""
+    """Every how many ticks a source says something new.
+
+    A counter whose differences over less time are mostly rounding is read twice in that time.
+    """
     window_s = min((channel.least_window_s for channel in source.channels), default=0.0)
     return max(1, min(round(window_s * 1e9 / period_ns / 2), MAX_EVERY))
 

@@ -34,8 +34,11 @@ class Clock:
 
 @dataclass
 class Stop:
-    """Why to stop; None: go on. parent: the process to end with. The pipe to it shows its end, but a copy of the parent
-    may hold that open; so it is looked for, too."""
+    """Why to stop; None: go on.
+
+    parent: the process to end with. The pipe to it shows its end, but a copy of the parent may hold that open; so it is
+    looked for, too.
+    """
 
     reason: str | None = None
     parent: int | None = None
@@ -60,8 +63,10 @@ class Ticks:
     bins: list[int] = field(default_factory=lambda: [0] * (_BINS + 1))
 
     def note(self, due_ns: int, woke_ns: int, first_ns: int, slot: int, period_ns: int) -> int:
-        """Count the tick of a slot, and how late it came: the slot in which it did. A tick whose slot is over is not
-        delivered. first_ns: the start of slot 0."""
+        """Count the tick of a slot, and how late it came: the slot in which it did.
+
+        A tick whose slot is over is not delivered. first_ns: the start of slot 0.
+        """
         late = woke_ns - due_ns if woke_ns > due_ns else 0  # a sleep is rounded to a nanosecond or two
         self.bins[late // _BIN_NS if late < _BINNED_NS else _BINS] += 1
         if late > self.max_late_ns:

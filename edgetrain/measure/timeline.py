@@ -103,8 +103,10 @@ class Timeline:
 
 
 class Tracer:
-    """Runs steps under the clock and collects their rows; with a folder it writes them there, KEPT_EVERY_S apart, and
-    the last ones when `keep` or `result` is called."""
+    """Runs steps under the clock and collects their rows.
+
+    With a folder it writes them there, KEPT_EVERY_S apart, and the last ones when `keep` or `result` is called.
+    """
 
     def __init__(self, step: Step, folder: Path | None = None) -> None:
         self._step, self._folder, self._clock = step, folder, _Clock(step.graph)

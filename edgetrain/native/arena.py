@@ -200,8 +200,7 @@ def reached_bytes() -> int:
 
 
 def release() -> None:
-    """Hand the pages of the arena that hold nothing back to the system; within a step, to its end, also those of every
-    block that is returned."""
+    """Release the pages of the arena that hold nothing; within a step also those of each block that is returned."""
     if available():
         _library().et_release()
 

@@ -1,5 +1,6 @@
-"""Places and the nanoseconds at which they were passed. In C (marks.c), or in Python where edgetrain was installed
-without a compiler.
+"""Places and the nanoseconds at which they were passed.
+
+In C (marks.c), or in Python where edgetrain was installed without a compiler.
 
 In:  a number for each place, as a step passes it.
 Out: place, nanoseconds of CLOCK_MONOTONIC, place, nanoseconds, …, as int64s.

@@ -1,5 +1,6 @@
-"""Do the same objects stand at the same places? In C (same.c), or in Python where edgetrain was installed without a
-compiler.
+"""Do the same objects stand at the same places?
+
+In C (same.c), or in Python where edgetrain was installed without a compiler.
 
 In:  rows that were written down once, and are asked about before each step.
 Out: whether the same objects, and not only equal ones, are there.

@@ -31,8 +31,11 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 @dataclass(frozen=True)
 class Energy:
-    """Of one step. low, high: None where they are not known. merged: a part of it could not be told apart from ops
-    that are not in this row."""
+    """Energy of one step.
+
+    low, high: None where they are not known. merged: a part of it could not be told apart from ops that are not in this
+    row.
+    """
 
     amount_j: float
     low_j: float | None

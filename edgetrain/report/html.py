@@ -268,8 +268,10 @@ def _chart(chart: Chart, width: int = 960, height: int = 320) -> str:
 
 
 def _bars(chart: Bars) -> str:
-    """Lying bars, each with its value at its end; the names of marks stand above. No SVG: text keeps its size on a
-    phone, where names stand above their bars."""
+    """Horizontal bars, each with its value at its end; the names of marks stand above.
+
+    No SVG: text keeps its size on a phone, where names stand above their bars.
+    """
     if not chart.bars:
         return ""
     values = [value for _, value in (*chart.bars, *chart.marks)]

@@ -106,8 +106,10 @@ def _whole(head: str, rows: str) -> str:
 
 
 def side_by_side(runs: Sequence[tuple[str, Record]]) -> str:
-    """One column a run; beside each number of a later run, how many times the first run's it is. Nothing for runs that
-    have no value in common."""
+    """One column a run; nothing for runs that have no value in common.
+
+    Beside each number of a later run stands its ratio to the first run's.
+    """
     written = [name for _, record in runs for name in record.summary]
     names = list(dict.fromkeys(written))
     if len(names) == len(written):

@@ -125,8 +125,10 @@ def label(name: str) -> str:
 
 
 def grouped(names: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """The names in groups, each with its heading, in the order of a table; those that nobody knows come first, as the
-    run wrote them: a study's own results."""
+    """The names in groups, each with its heading, in the order of a table.
+
+    Unknown names come first, as the run wrote them: a study's own results.
+    """
     groups: dict[str, list[str]] = {OTHER: [], **{group: [] for group in GROUPS}}
     for name in names:
         groups[_group(name)].append(name)

@@ -205,8 +205,10 @@ def get(name: str) -> ZooModel:
 
 
 def require_room_for_batch(batch: int, shape: Sequence[int]) -> None:
-    """Refuse a batch of float32 inputs that no machine like this one trains on: what the first layer makes of a batch
-    takes memory beside it."""
+    """Refuse a batch of float32 inputs that is too large to train on here.
+
+    What the first layer computes from a batch takes memory beside it.
+    """
     require_room(
         f"a batch of {batch:,} inputs of {'×'.join(map(str, shape))}, and a copy of it,", 8 * batch * math.prod(shape),
         next_step="give a smaller batch, or smaller inputs",

@@ -19,10 +19,11 @@ UNLIMITED = 1 << 60  # version 1 writes a number of this size where there is no 
 
 @dataclass(frozen=True)
 class Memory:
-    """
-    available_bytes: what the process can still take: the least that the machine and its control groups leave. Cached
-        files that can be dropped count as free.
-    limit_bytes: the least of the machine's memory and the limits of the control groups.
+    """Memory that a process can have.
+
+    available_bytes: what the process can still take: the minimum over the machine and its control groups. Cached files
+        that can be dropped count as free.
+    limit_bytes: the minimum of the machine's memory and the limits of the control groups.
     pressure: the part of the last ten seconds in which somebody waited for memory; None where the kernel does not say.
     """
 

@@ -94,8 +94,10 @@ def _checked(path: str, name: str) -> None:
 
 
 def _times(rows: list[list[str]], name: str) -> tuple[float, ...]:
-    """The wall clock has microseconds and may be set; the time since the start has 10 ms and may not. Where both agree
-    all along, the finer one counts."""
+    """Seconds since the start, by the finer of two clocks where both agree.
+
+    The wall clock has microseconds and may be set; the time since the start has 10 ms and may not.
+    """
     try:
         coarse = [float(row[0]) for row in rows]
         fine = [None if row[1] == MISSING else float(row[1]) for row in rows]
