@@ -40,8 +40,10 @@ def _parser(allowed: Range) -> Callable[[Any], float]:
 
 
 def written(given: Any, kind: Callable[[Any], float]) -> float:
-    """The number that words stand for, in the digits of programs alone: Python reads ٣, 1_0 and " 3 " as numbers too. A
-    ValueError says that they stand for none."""
+    """The number that words stand for; a ValueError where they stand for none.
+
+    In the digits of programs alone: Python reads ٣, 1_0 and " 3 " as numbers too.
+    """
     if isinstance(given, str) and (not given.isascii() or "_" in given or given != given.strip()):
         raise ValueError(given)
     return kind(given)
