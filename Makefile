@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-firmware test-rest soak docs bench clean
+.PHONY: demo test soak docs bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/edgetrain demo
@@ -14,14 +14,7 @@ test: $(VENV)/.test | $(VENV)/.browser $(VENV)/.firmware
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) --jobs=2 test-firmware test-rest
-
-# Firmware is compilers and emulators, one process after another: a core is left for the other tests.
-test-firmware: $(VENV)/.test
-	$(BIN)/pytest tests/firmware
-
-test-rest: $(VENV)/.test
-	$(BIN)/pytest --ignore tests/firmware
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # What takes longer than CI may: hundreds of kills and random nets, thousands of random programs. The result is kept and
 # names the commit of each test.
