@@ -73,11 +73,11 @@ def refused(
     kind, where = _kind_of(type(error)), f"module {op.module}" if op.module else "the loss"
     for limits in _limits(graph, op):
         try:
-            found = _wrong(graph, op, limits, inputs)
+            wrong = _wrong(graph, op, limits, inputs)
         except Exception:  # what the values are made of is refused, too
             continue
-        if found is not None:
-            return kind(f"{found[0]} that {where} does not know; nothing was changed", **found[1])
+        if wrong is not None:
+            return kind(f"{wrong[0]} that {where} does not know; nothing was changed", **wrong[1])
     text = str(error).strip().splitlines()
     return kind(
         f"{where} calls {op.kind} ({op.name}), which refuses the tensors that it is given; nothing was changed",
@@ -170,11 +170,11 @@ def computed(graph: Graph, numbers: Iterable[int], t: int, inputs: Mapping[int, 
                 {k: call.argument(v, values) for k, v in op.kwargs},
             )
             try:
-                made = call.resolve(op.kind)(*args, **kwargs)
+                result = call.resolve(op.kind)(*args, **kwargs)
             except OF_KERNELS as error:
                 raise refused(graph, op, error, inputs) from error
-            made = made if isinstance(made, tuple | list) else (made,)
-            values.update((at, value) for at, value in zip(op.outputs, made, strict=False) if at is not None)
+            result = result if isinstance(result, tuple | list) else (result,)
+            values.update((at, value) for at, value in zip(op.outputs, result, strict=False) if at is not None)
         return values[t]
 
     devices = call.autocast_devices()
