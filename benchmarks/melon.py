@@ -32,7 +32,7 @@ from edgetrain import zoo
 from edgetrain.plan.layout import Block, Layout, check, lay_out
 from edgetrain.plan.planners.melon import melon, pool
 from edgetrain.plan.problem import problem
-from edgetrain.run.arena import foretell, lifetimes
+from edgetrain.run.arena import lifetimes, predict
 
 FRACTIONS = (0.9, 0.7, 0.5, 0.4, 0.3)
 TPS_ALONE = "TPS alone"
@@ -134,8 +134,8 @@ def pools(case: Case, search_s: float) -> dict[str, Any]:
 
 
 def requests(found: Known, plan: et.Plan) -> list[Block]:
-    """What a step under the plan asks of the allocator, as the costs foretell it."""
-    events = foretell(found.graph, plan, found.costs, tuple(found.graph.sources), rehearse=False)
+    """What a step under the plan asks of the allocator, as the costs predict it."""
+    events = predict(found.graph, plan, found.costs, tuple(found.graph.sources), rehearse=False)
     if events is None:
         raise RuntimeError("the costs do not tell what the step will ask for")
     return lifetimes(events)

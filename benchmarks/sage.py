@@ -48,7 +48,7 @@ from edgetrain.plan.micro_batches import MicroPlan, counts, exactness, kept_byte
 from edgetrain.plan.plan import Updates
 from edgetrain.plan.planners.chen import chen
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.refusal import SMALLEST_STEP, TooSmall, least_bytes, smallest_by
+from edgetrain.plan.refusal import SMALLEST_STEP, TooSmall, lower_bound_bytes, smallest_by
 from edgetrain.plan.registry import named
 from edgetrain.run.capturing import Capturing
 from edgetrain.run.micro_step import MicroStep
@@ -253,7 +253,7 @@ class _Made:
 
 
 def _within(task: Problem, budget: int, planner: str, search_s: float) -> et.Plan:
-    bound = least_bytes(task)
+    bound = lower_bound_bytes(task)
     if bound > budget:
         raise TooSmall.by(bound)
     return et.plan(

@@ -58,7 +58,7 @@ from edgetrain.run.making import StepMaker
 from edgetrain.run.options import Options
 from edgetrain.run.step import Step
 
-_MOST_POINTS = 50
+_MAX_POINTS = 50
 _MODULES_SHOWN = 12
 
 
@@ -164,12 +164,12 @@ def plan(
             elif not parts:
                 selected = study.plan(budget if bound is None or budget is None else max(1, budget))
         frontier = study.frontier(parts) if parts else None
-        shown, told = _told(study, f"{model}, batch {batch}, {optimizer}", selected, budget, frontier, micro)
-        told = {"model": model, "batch": batch, "optimizer": optimizer, **told}
+        shown, data = _told(study, f"{model}, batch {batch}, {optimizer}", selected, budget, frontier, micro)
+        data = {"model": model, "batch": batch, "optimizer": optimizer, **data}
         folder = folder or RunFolder.create(default_path("plan"))
-        drawn = _keep(folder, study.costs, selected, shown, told, save, whole=None if micro is None else micro.plan)
+        drawn = _keep(folder, study.costs, selected, shown, data, save, whole=None if micro is None else micro.plan)
     if json:
-        print_json(told | {"run": str(folder.path), "page": str(drawn)})
+        print_json(data | {"run": str(folder.path), "page": str(drawn)})
     else:
         _print(shown)
         results.print(f"page: {drawn}", soft_wrap=True)
@@ -305,15 +305,15 @@ def _parts(sweep: str | None) -> tuple[float, ...]:
     try:
         if sweep.isascii() and sweep.isdecimal():
             number = int(sweep)
-            if not 2 <= number <= _MOST_POINTS:
+            if not 2 <= number <= _MAX_POINTS:
                 raise ValueError
             parts = tuple(n / number for n in range(number, 0, -1))
         else:
             parts = tuple(sorted({written(word.strip(), float) for word in sweep.split(",")}, reverse=True))
-        if not all(0 < part <= 1 for part in parts) or len(parts) > _MOST_POINTS:
+        if not all(0 < part <= 1 for part in parts) or len(parts) > _MAX_POINTS:
             raise ValueError
     except ValueError as error:
-        wanted = f"a number of points from 2 to {_MOST_POINTS}, or parts above 0 and up to 1, such as 0.3,0.5,0.8"
+        wanted = f"a number of points from 2 to {_MAX_POINTS}, or parts above 0 and up to 1, such as 0.3,0.5,0.8"
         raise typer.BadParameter(f"{shown(sweep)} is not {wanted}", param_hint="--sweep") from error
     return parts
 
@@ -350,38 +350,38 @@ def _told(
 ) -> tuple[Picture, dict[str, Any]]:
     """What is drawn, and the same as data."""
     shown = study.picture(title, selected, budget, frontier)
-    told = study.told(selected, budget, frontier)
+    data = study.told(selected, budget, frontier)
     if micro is not None:
         shown = replace(
             shown, title=f"{title}: the last of {len(micro.plan.sizes)} micro-batches",
             tables=(micro.table(study), *shown.tables),
         )  # fmt: skip
-        told["micro_batches"] = micro.told()
-    return shown, told
+        data["micro_batches"] = micro.told()
+    return shown, data
 
 
 def _keep(
-    folder: RunFolder, costs: Costs, made: Plan | None, shown: Picture, told: dict[str, Any], to: Path | None,
+    folder: RunFolder, costs: Costs, plan: Plan | None, shown: Picture, data: dict[str, Any], to: Path | None,
     *, whole: MicroPlan | None = None,
 ) -> Path:  # fmt: skip
     """whole: the step in micro-batches of which `made` is the last."""
     files = {"memory": "memory.json", "costs": "costs.json", "page": "plan.html"}
     costs.save(folder.path / files["costs"])
-    if made is not None:
+    if plan is not None:
         files["plan"] = "plan.json"
-        (whole or made).save(folder.path / files["plan"])
+        (whole or plan).save(folder.path / files["plan"])
     save_picture(shown, folder.path)
     times: Literal["derived", "modelled"] = "modelled" if costs.origin == "modelled" else "derived"
-    summary = {"keep-all peak": Value(told["keep_all"]["peak_bytes"], "bytes", "derived")}
-    summary["keep-all time"] = Value(told["keep_all"]["time_s"], "s", times)
-    if made is not None:
-        step = whole or made
+    summary = {"keep-all peak": Value(data["keep_all"]["peak_bytes"], "bytes", "derived")}
+    summary["keep-all time"] = Value(data["keep_all"]["time_s"], "s", times)
+    if plan is not None:
+        step = whole or plan
         summary |= {"peak": Value(step.peak_bytes, "bytes", "derived"), "time": Value(step.time_s, "s", times)}
-        summary["recomputed ops"] = Value(told["plan"]["recomputed_ops"], "", "derived")
+        summary["recomputed ops"] = Value(data["plan"]["recomputed_ops"], "", "derived")
     folder.save(replace(new_record(sys.argv, **files), status="finished", summary=summary))
     page = write_page(folder, folder.path / files["page"])
-    if made is not None and to is not None:
-        (whole or made).save(to)
+    if plan is not None and to is not None:
+        (whole or plan).save(to)
         notes.print(f"saved to {to}", soft_wrap=True, markup=False)
     return page
 

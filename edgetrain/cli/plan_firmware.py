@@ -61,5 +61,5 @@ def facts(project: Project, target: Target) -> list[tuple[str, str]]:
 
 def as_data(project: Project) -> dict[str, Any]:
     """Under the names that `edgetrain export --json` has for them."""
-    found = asdict(project) | {"ram_bytes": project.ram_bytes}
-    return {name: value for name, value in found.items() if name != "folder"}
+    fields = asdict(project) | {"ram_bytes": project.ram_bytes}
+    return {name: value for name, value in fields.items() if name != "folder"}

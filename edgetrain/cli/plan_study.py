@@ -132,7 +132,7 @@ class Study:
     def frontier(self, parts: Sequence[float]) -> Frontier:
         """A plan for each part of what keep-all holds, and one for the smallest budget where some are too small."""
         keep_all = self.keep_all
-        lasting, most = keep_all.persistent_bytes, keep_all.peak_bytes - keep_all.persistent_bytes
+        lasting, above_bytes = keep_all.persistent_bytes, keep_all.peak_bytes - keep_all.persistent_bytes
         points: list[Point] = []
         bounds: dict[str, float] = {}
         failed: Infeasible | None = None
@@ -140,7 +140,7 @@ class Study:
         for done, part in enumerate(parts):
             doing(f"planning budget {done + 1} of {len(parts)}")
             time_left.part = 1 / (len(parts) - done)
-            point = Point(lasting + round(part * most), part)
+            point = Point(lasting + round(part * above_bytes), part)
             if failed is None or point.memory_bytes >= failed.smallest_bytes:
                 try:
                     point = self._point(point, bounds, time_left)
@@ -151,7 +151,7 @@ class Study:
             return Frontier(tuple(points))
         if failed.smallest_bytes not in {point.memory_bytes for point in points}:
             with suppress(Infeasible):  # another planner than this one may have found it
-                part = (failed.smallest_bytes - lasting) / max(1, most)
+                part = (failed.smallest_bytes - lasting) / max(1, above_bytes)
                 points.append(self._point(Point(failed.smallest_bytes, part), bounds, time_left))
         points.sort(key=lambda point: -point.memory_bytes)
         return Frontier(tuple(points), failed.smallest_bytes, failed.bound_bytes)
@@ -160,34 +160,34 @@ class Study:
         """bounds: class of schedules → the highest bound so far. Budgets come from large to small, and what no schedule
         can do in more memory none can do in less."""
         with time_left.planning() as left_s:
-            made = self._plan(point.memory_bytes, left_s)
-        if made.bound is not None and made.bound.time_s is not None:
-            kind = made.bound.schedules
-            bounds[kind] = max(made.bound.time_s, bounds.get(kind, 0.0))
-            made = replace(made, bound=replace(made.bound, time_s=bounds[kind]))
+            plan = self._plan(point.memory_bytes, left_s)
+        if plan.bound is not None and plan.bound.time_s is not None:
+            kind = plan.bound.schedules
+            bounds[kind] = max(plan.bound.time_s, bounds.get(kind, 0.0))
+            plan = replace(plan, bound=replace(plan.bound, time_s=bounds[kind]))
         return replace(
-            point, extra=_extra(made), recomputed=len(self.recomputed(made)), planner=made.planner, gap=made.gap
+            point, extra=_extra(plan), recomputed=len(self.recomputed(plan)), planner=plan.planner, gap=plan.gap
         )
 
-    def recomputed(self, made: Plan) -> list[int]:
+    def recomputed(self, plan: Plan) -> list[int]:
         """The ops that run again; views do too, and cost nothing."""
-        return [op for op in made.recomputed if not self.graph.ops[op].view]
+        return [op for op in plan.recomputed if not self.graph.ops[op].view]
 
-    def curve(self, made: Plan, name: str) -> Curve:
+    def curve(self, plan: Plan, name: str) -> Curve:
         seen: set[int] = set()
         instants = []
-        for moment in timeline(self.graph, made.schedule, updates=made.updates, workspace=made.workspace_bytes):
+        for moment in timeline(self.graph, plan.schedule, updates=plan.updates, workspace=plan.workspace_bytes):
             op = self.graph.ops[moment.op]
             if not op.view:
                 instants.append(Instant(op.name, op.module, op.phase, moment.most_bytes, moment.op in seen))
             seen.add(moment.op)
-        return Curve(name, made.persistent_bytes, tuple(instants))
+        return Curve(name, plan.persistent_bytes, tuple(instants))
 
-    def blocks_again(self, made: Plan) -> list[tuple[str, Counter[str], float]]:
+    def blocks_again(self, plan: Plan) -> list[tuple[str, Counter[str], float]]:
         """Block of modules → which ops of it run again, how often, and for how long; most time first."""
         kinds: dict[str, Counter[str]] = {}
         times: dict[str, float] = {}
-        for number in self.recomputed(made):
+        for number in self.recomputed(plan):
             op = self.graph.ops[number]
             block = _block(op.module)
             kinds.setdefault(block, Counter())[short_name(op.kind)] += 1
@@ -196,10 +196,10 @@ class Study:
 
     # ---- as data
 
-    def told(self, made: Plan | None, budget: int | None, frontier: Frontier | None) -> dict[str, Any]:
+    def told(self, plan: Plan | None, budget: int | None, frontier: Frontier | None) -> dict[str, Any]:
         """What `--json` prints."""
         keep_all = self.keep_all
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "graph": self.graph.key,
             "ops": sum(not op.view for op in self.graph.ops),
             "budget_bytes": budget,
@@ -207,44 +207,44 @@ class Study:
             "keep_all": {"peak_bytes": keep_all.peak_bytes, "time_s": keep_all.time_s},
             "costs": self._costs_told(),
         }
-        if made is not None:
-            found["plan"] = self._plan_told(made)
+        if plan is not None:
+            data["plan"] = self._plan_told(plan)
             if self.firmware is not None:
-                found["firmware"] = plan_firmware.as_data(self.firmware.project(made))
+                data["firmware"] = plan_firmware.as_data(self.firmware.project(plan))
         if frontier is not None:
-            found["sweep"] = asdict(frontier)
-        return found
+            data["sweep"] = asdict(frontier)
+        return data
 
     def _costs_told(self) -> dict[str, Any]:
         """Where the times come from, and what else is known of a device."""
-        told: dict[str, Any] = {"origin": self.costs.origin, **self.costs.about}
+        data: dict[str, Any] = {"origin": self.costs.origin, **self.costs.about}
         if self.device is not None:
-            told |= {
+            data |= {
                 "device_key": self.device.key,
                 "uncertainty": self.costs.uncertainty,
                 "ram_bytes": self.device.memory.ram_bytes,
                 "library_bytes": resident_bytes(self.graph, self.device),
             }
-        return told
+        return data
 
-    def _plan_told(self, made: Plan) -> dict[str, Any]:
-        op, alive, workspace = self._peak(made)
-        again = self.recomputed(made)
+    def _plan_told(self, plan: Plan) -> dict[str, Any]:
+        op, alive, workspace = self._peak(plan)
+        again = self.recomputed(plan)
         return {
-            "planner": made.planner,
-            "peak_bytes": made.peak_bytes,
-            "time_s": made.time_s,
-            "energy_j": self._energy_j(made),
-            "extra": _extra(made),
-            "bound": None if made.bound is None else asdict(made.bound),
-            "gap": made.gap,
-            "exact": made.exact,
-            "updates": made.updates,
+            "planner": plan.planner,
+            "peak_bytes": plan.peak_bytes,
+            "time_s": plan.time_s,
+            "energy_j": self._energy_j(plan),
+            "extra": _extra(plan),
+            "bound": None if plan.bound is None else asdict(plan.bound),
+            "gap": plan.gap,
+            "exact": plan.exact,
+            "updates": plan.updates,
             "recomputed_ops": len(again),
             "recomputed_s": sum((self.costs.ops[n].again_s for n in again), 0.0),
             "recomputed": [
                 {"module": block, "ops": dict(kinds), "time_s": time_s}
-                for block, kinds, time_s in self.blocks_again(made)
+                for block, kinds, time_s in self.blocks_again(plan)
             ],
             "peak_at": {
                 "op": op.name, "module": op.module, "phase": op.phase,
@@ -259,15 +259,15 @@ class Study:
 
     # ---- as text and drawings
 
-    def picture(self, title: str, made: Plan | None, budget: int | None, frontier: Frontier | None) -> Picture:
+    def picture(self, title: str, plan: Plan | None, budget: int | None, frontier: Frontier | None) -> Picture:
         keep_all = self.keep_all
         curves = [self.curve(keep_all, "keep all")]
         tables = []
-        if made is not None:
-            if made.items != keep_all.items:
-                curves.append(self.curve(made, f"plan ({made.planner})"))
-            tables = [self._before_after(keep_all, made), self._facts(made)]
-            tables += [self._modules(made)] if self.recomputed(made) else []
+        if plan is not None:
+            if plan.items != keep_all.items:
+                curves.append(self.curve(plan, f"plan ({plan.planner})"))
+            tables = [self._before_after(keep_all, plan), self._facts(plan)]
+            tables += [self._modules(plan)] if self.recomputed(plan) else []
         note = f"{sum(not op.view for op in self.graph.ops)} ops, graph {self.graph.key}; {self._origin()}"
         table = None if frontier is None else _frontier_table(frontier, self._modelled)
         return Picture(title, note, budget, tuple(curves), frontier, tuple(tables), table)
@@ -279,7 +279,7 @@ class Study:
             return f"costs {self.costs.origin} on {about.get('processor', 'this machine')}, {threads}"
         device, within = self.device, 100 * (self.costs.uncertainty or 0.0)
         how = f"{about['processor']}, {about['library']}"
-        return f"times modelled for {device.name} ({how}), not measured: within {within:.0f} %, two times of three"
+        return f"times modelled for {device.name} ({how}), not measured: ±{within:.0f} % (about 68 % confidence)"
 
     @property
     def time_words(self) -> str:
@@ -290,59 +290,59 @@ class Study:
     def _modelled(self) -> str:
         return "" if self.device is None else f", {self.time_words}"
 
-    def _energy_j(self, made: Plan) -> float | None:
+    def _energy_j(self, plan: Plan) -> float | None:
         """Above what the device takes when it idles; transfers count."""
-        if made.energy_j is None or made.time_s is None or self.costs.idle_w is None:
+        if plan.energy_j is None or plan.time_s is None or self.costs.idle_w is None:
             return None
-        return made.energy_j - self.costs.idle_w * made.time_s
+        return plan.energy_j - self.costs.idle_w * plan.time_s
 
-    def _before_after(self, keep_all: Plan, made: Plan) -> Table:
+    def _before_after(self, keep_all: Plan, plan: Plan) -> Table:
         lasting = keep_all.persistent_bytes
-        pairs = [("peak memory", keep_all.peak_bytes, made.peak_bytes)]
+        pairs = [("peak memory", keep_all.peak_bytes, plan.peak_bytes)]
         pairs += [(f"  {name}", n, n) for name, n in self._lasting() if n]
-        pairs.append(("  activations, gradients, workspace", keep_all.peak_bytes - lasting, made.peak_bytes - lasting))
+        pairs.append(("  activations, gradients, workspace", keep_all.peak_bytes - lasting, plan.peak_bytes - lasting))
         rows = [(name, show_bytes(a), show_bytes(b), _change(a, b)) for name, a, b in pairs]
         assert keep_all.time_s is not None
-        assert made.time_s is not None
-        times = (seconds(keep_all.time_s), seconds(made.time_s), _change(keep_all.time_s, made.time_s))
+        assert plan.time_s is not None
+        times = (seconds(keep_all.time_s), seconds(plan.time_s), _change(keep_all.time_s, plan.time_s))
         rows.append((f"time of a step, {self.time_words}", *times))
-        joules = (self._energy_j(keep_all), self._energy_j(made))
+        joules = (self._energy_j(keep_all), self._energy_j(plan))
         if joules[0] is not None and joules[1] is not None:
-            told = (f"{joules[0]:.3g} J", f"{joules[1]:.3g} J", _change(joules[0], joules[1]))
-            rows.append((f"energy above idle, {self.time_words}", *told))
-        if made.items == keep_all.items:
+            cells = (f"{joules[0]:.3g} J", f"{joules[1]:.3g} J", _change(joules[0], joules[1]))
+            rows.append((f"energy above idle, {self.time_words}", *cells))
+        if plan.items == keep_all.items:
             note = "All of it fits: nothing is computed twice."
             return Table("What a step takes", note, ("", "keep all"), tuple(row[:2] for row in rows))
-        return Table("What a step takes", "", ("", "keep all", made.planner, ""), tuple(rows))
+        return Table("What a step takes", "", ("", "keep all", plan.planner, ""), tuple(rows))
 
-    def _facts(self, made: Plan) -> Table:
-        rows = [] if self.device is None else self._device_facts(self.device, made)
-        again = self.recomputed(made)
+    def _facts(self, plan: Plan) -> Table:
+        rows = [] if self.device is None else self._device_facts(self.device, plan)
+        again = self.recomputed(plan)
         if again:
             time_s = sum(self.costs.ops[n].again_s for n in again)
             rows.append(("recomputed", f"{_count(len(again), 'op')}, {seconds(time_s)}{self._modelled}"))
-        if made.bound is not None and made.gap is not None:
-            least = "" if made.bound.time_s is None else seconds(made.bound.time_s)
-            least = least or f"{made.bound.energy_j:.4g} J"
-            best = f"{least}{self._modelled}, {100 * made.gap:.1f} % less"
-            rows.append(("least possible", f"{best} (proven for {made.bound.schedules})"))
-        op, alive, workspace = self._peak(made)
+        if plan.bound is not None and plan.gap is not None:
+            bound = "" if plan.bound.time_s is None else seconds(plan.bound.time_s)
+            bound = bound or f"{plan.bound.energy_j:.4g} J"
+            best = f"{bound}{self._modelled}, {100 * plan.gap:.1f} % less"
+            rows.append(("least possible", f"{best} (proven for {plan.bound.schedules})"))
+        op, alive, workspace = self._peak(plan)
         rows.append(("peak at", f"{op.name}{f' of {op.module}' if op.module else ''} ({op.phase})"))
         names = [f"{name} {show_bytes(n)}" for name, n in alive]
         text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         text += f"; workspace of its kernel {show_bytes(workspace)}" if workspace else ""
-        rows.append(("alive there", f"{text}; lasting tensors {show_bytes(made.persistent_bytes)}"))
-        if made.paged:
-            moved = sum(self.graph.storages[s].n_bytes for s in made.paged)
-            rows.append(("paged", f"{_count(len(made.paged), 'tensor')}, {show_bytes(moved)} to the store"))
-        rows += [("store", made.note)] if made.note else []
-        rows += [("numbers", _EXACT[made.exact]), ("updates", _UPDATES[made.updates])]
+        rows.append(("alive there", f"{text}; lasting tensors {show_bytes(plan.persistent_bytes)}"))
+        if plan.paged:
+            moved = sum(self.graph.storages[s].n_bytes for s in plan.paged)
+            rows.append(("paged", f"{_count(len(plan.paged), 'tensor')}, {show_bytes(moved)} to the store"))
+        rows += [("store", plan.note)] if plan.note else []
+        rows += [("numbers", _EXACT[plan.exact]), ("updates", _UPDATES[plan.updates])]
         return Table("The plan", "", ("", ""), tuple(rows))
 
-    def _device_facts(self, device: Device, made: Plan) -> list[tuple[str, str]]:
+    def _device_facts(self, device: Device, plan: Plan) -> list[tuple[str, str]]:
         rows = [(f"RAM of {device.name}", show_bytes(device.memory.ram_bytes))]
         if self.firmware is not None:
-            return rows + plan_firmware.facts(self.firmware.project(made), self.firmware.target)
+            return rows + plan_firmware.facts(self.firmware.project(plan), self.firmware.target)
         alone = resident_bytes(self.graph, device)
         if alone is not None:
             rows.append(
@@ -350,20 +350,20 @@ class Study:
             )
         return rows
 
-    def _peak(self, made: Plan) -> tuple[Op, list[tuple[str, int]], int]:
+    def _peak(self, plan: Plan) -> tuple[Op, list[tuple[str, int]], int]:
         """The op that holds most, what is alive there that does not last, and what its kernel takes above that."""
-        moment, alive = tightest(problem(self.graph, self.costs, made.updates), made.items)
-        known = made.persistent_bytes + moment.undo_bytes + sum(n for _, n in alive)
+        moment, alive = tightest(problem(self.graph, self.costs, plan.updates), plan.items)
+        known = plan.persistent_bytes + moment.undo_bytes + sum(n for _, n in alive)
         return self.graph.ops[moment.op], alive, moment.most_bytes - known
 
-    def _modules(self, made: Plan) -> Table:
+    def _modules(self, plan: Plan) -> Table:
         rows = tuple(
             (
                 block or "(top level)",
                 ", ".join(f"{k} ×{n}" if n > 1 else k for k, n in kinds.most_common()),
                 seconds(s),
             )
-            for block, kinds, s in self.blocks_again(made)
+            for block, kinds, s in self.blocks_again(plan)
         )
         return Table("Recomputed", "", ("module", "ops", "time" + self._modelled), rows)
 
@@ -372,9 +372,9 @@ def _count(number: object, what: str) -> str:
     return f"{number} {what}{'' if str(number) == '1' else 's'}"
 
 
-def _extra(made: Plan) -> float:
-    assert made.time_s is not None
-    return made.time_s / made.keep_all_time_s - 1 if made.keep_all_time_s else 0.0
+def _extra(plan: Plan) -> float:
+    assert plan.time_s is not None
+    return plan.time_s / plan.keep_all_time_s - 1 if plan.keep_all_time_s else 0.0
 
 
 def _block(module: str) -> str:
@@ -397,7 +397,7 @@ def _frontier_table(frontier: Frontier, modelled: str = "") -> Table:
     if frontier.smallest_bytes is not None and frontier.bound_bytes is not None:
         note = (
             f"The smallest budget known to work is {show_bytes(frontier.smallest_bytes)} ({frontier.smallest_bytes} "
-            f"bytes); none below {show_bytes(frontier.bound_bytes)} can."
+            f"bytes); {show_bytes(frontier.bound_bytes)} is a proven lower bound."
         )
     header = ("memory", "of keep-all's activations", "extra time", "recomputed ops", "planner", "gap")
     return Table(f"Memory against time{modelled}", note, header, tuple(rows))

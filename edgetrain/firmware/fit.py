@@ -31,7 +31,7 @@ from edgetrain.plan.plan import Plan
 from edgetrain.plan.planners.fast import FAST
 from edgetrain.plan.planning import plan as plan_under
 from edgetrain.plan.problem import problem
-from edgetrain.plan.refusal import lasting, least_bytes, smallest_by
+from edgetrain.plan.refusal import lasting, lower_bound_bytes, smallest_by
 from edgetrain.plan.registry import named
 from edgetrain.plan.time_left import TimeLeft
 
@@ -188,7 +188,9 @@ def infeasible(
         f"{step_bytes - persistent} bytes of arena{stack}\n"
         f"  what would help, each by itself:\n{tried}",
         smallest_bytes=step_bytes + own,
-        bound_bytes=least_bytes(problem(graph, firmware_costs(graph, target), "final")) - frozen_bytes(graph) + own,
+        bound_bytes=lower_bound_bytes(problem(graph, firmware_costs(graph, target), "final"))
+        - frozen_bytes(graph)
+        + own,
         lasting=lasting(graph, _frozen(graph)),
     )
 

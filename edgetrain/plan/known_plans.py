@@ -31,8 +31,8 @@ from edgetrain.plan.problem import Problem
 from edgetrain.plan.validate import validate
 
 VERSION = 2  # of what planners make: plans of another are not looked for
-MOST = 500
-MOST_PROBLEMS = 16  # without a cache
+MAX_PLANS = 500
+MAX_PROBLEMS = 16  # without a cache
 _NAME = re.compile(r"(\d+)-(\d+)\.json")
 
 Key = tuple[int, int]  # budget and peak, in bytes
@@ -69,7 +69,7 @@ class KnownPlans:
         key = (budget, plan.peak_bytes)
         if self._folder is None:
             _without_cache.setdefault(self._digest, {})[key] = plan
-            while len(_without_cache) > MOST_PROBLEMS:
+            while len(_without_cache) > MAX_PROBLEMS:
                 _without_cache.pop(next(iter(_without_cache)))
             return
         files.write_cache(self._path(key), json.dumps(plan_to_json(plan)))
@@ -78,11 +78,11 @@ class KnownPlans:
 
     def _keys(self, wanted: Callable[[int, int], bool]) -> list[Key]:
         if self._folder is None:
-            found: Iterable[Key] = _without_cache.get(self._digest, {})
+            keys: Iterable[Key] = _without_cache.get(self._digest, {})
         else:
             names = (_NAME.fullmatch(path.name) for path in self._folder.glob("*.json"))
-            found = ((int(name[1]), int(name[2])) for name in names if name)
-        return [key for key in found if wanted(*key)]
+            keys = ((int(name[1]), int(name[2])) for name in names if name)
+        return [key for key in keys if wanted(*key)]
 
     def _first(self, keys: Iterable[Key]) -> Plan | None:
         return next((plan for plan in map(self._read, keys) if plan is not None), None)
@@ -104,5 +104,5 @@ class KnownPlans:
 
 def _drop_oldest(plans: Path) -> None:
     files = sorted(plans.glob("*/*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[MOST:]:
+    for file in files[MAX_PLANS:]:
         file.unlink(missing_ok=True)

@@ -124,15 +124,15 @@ def lay_out(
     goal, height, how = max(peak, capacity_bytes or 0), 0, "nothing to place"
     deadline_s = time.monotonic() + time_limit_s
     for part in _parts(_Part.of(blocks, alignment), split=split):
-        found = _greedy(part, orders, fits, goal)
+        placed = _greedy(part, orders, fits, goal)
         starts = [(_ORDERS[order](part), fits[0]) for order in orders[:3]] if improve_placements else []
-        found = _improve(part, found, starts, goal, placements=improve_placements)
-        if found.height > goal and time_limit_s > 0:
-            found = _search(part, found, starts, goal, deadline_s, core=core, seed=seed)
-        for number, offset in zip(part.numbers.tolist(), found.offsets.tolist(), strict=True):
+        placed = _improve(part, placed, starts, goal, placements=improve_placements)
+        if placed.height > goal and time_limit_s > 0:
+            placed = _search(part, placed, starts, goal, deadline_s, core=core, seed=seed)
+        for number, offset in zip(part.numbers.tolist(), placed.offsets.tolist(), strict=True):
             offsets[number] = offset
-        if found.height > height:
-            height, how = found.height, found.how
+        if placed.height > height:
+            height, how = placed.height, placed.how
         goal = max(goal, height)  # the other parts need not be lower than this one
     return Layout(tuple(offsets), height, peak, how)
 
@@ -402,15 +402,15 @@ def _solve(part: _Part, hint: Ints, goal: int, height: int, time_s: float, seed:
         "seed": seed,
     }
     if "highspy" in sys.modules:
-        found = child.run("edgetrain.plan.layout:cp_sat", data)
+        solution = child.run("edgetrain.plan.layout:cp_sat", data)
     else:
-        found = child.forked(lambda: cp_sat(data, None))
-    if "missing" in found:
+        solution = child.forked(lambda: cp_sat(data, None))
+    if "missing" in solution:
         raise UserError(
             "a layout with a time limit needs OR-Tools",
-            received=found["missing"], next_step="pip install 'edgetrain[layout]', or leave the time limit at 0",
+            received=solution["missing"], next_step="pip install 'edgetrain[layout]', or leave the time limit at 0",
         )  # fmt: skip
-    return [offset * unit for offset in found["offsets"]], found["proven"]
+    return [offset * unit for offset in solution["offsets"]], solution["proven"]
 
 
 def cp_sat(data: dict[str, Any], _progress: child.Progress | None) -> dict[str, Any]:

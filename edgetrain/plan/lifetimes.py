@@ -10,7 +10,7 @@ Out: the actions (`schedule`), and the bytes held at each instant (`timeline`).
       │ ───┘  └────────┴──  after: what nobody reads any more is gone
       └───────────────────── ops
 
-A storage that is made again, or paged in, has several lives: each goes from where it is made to the last reader before
+A storage that is recomputed, or paged in, has several lives: each goes from where it is made to the last reader before
 it is made the next time. So the order alone says what is kept and what is not.
 """
 
@@ -83,14 +83,14 @@ def alive_at(graph: Graph, actions: Sequence[Action], at: int, *, paging_in: boo
     _, during = next(islice(alive_during(graph, actions), at, None))
     if not paging_in:
         return set(during)
-    alive, most = set(during), set[int]()
+    alive, fullest = set(during), set[int]()
     for action in actions[first + 1 : runs[at + 1] if at + 1 < len(runs) else len(actions)]:
         if isinstance(action, Free):
             alive.discard(action.storage)
         elif isinstance(action, PageIn):
             alive.add(action.storage)
-            most = max(most, set(alive), key=lambda held: sum(graph.storages[s].n_bytes for s in held))
-    return most
+            fullest = max(fullest, set(alive), key=lambda held: sum(graph.storages[s].n_bytes for s in held))
+    return fullest
 
 
 def results(graph: Graph) -> set[int]:
@@ -102,7 +102,7 @@ def results(graph: Graph) -> set[int]:
 
 
 def with_views(graph: Graph, order: Sequence[T]) -> list[T | int]:
-    """The order with the views of a storage taken anew after it was made again; they cost nothing."""
+    """The order with the views of a storage taken anew after it was recomputed; they cost nothing."""
     maker, ops, new = made_by(graph), graph.ops, graph.new_storages
     storage = [tensor.storage for tensor in graph.tensors]
     there: dict[int, set[int]] = {}  # storage → its tensors that are made now
@@ -111,9 +111,9 @@ def with_views(graph: Graph, order: Sequence[T]) -> list[T | int]:
     def run(number: int) -> None:
         op = ops[number]
         for t in op.reads:
-            made = maker.get(t)
-            if made is not None and ops[made].view and t not in there.get(storage[t], ()):
-                run(made)
+            maker_op = maker.get(t)
+            if maker_op is not None and ops[maker_op].view and t not in there.get(storage[t], ()):
+                run(maker_op)
         for s in new[number]:
             there[s] = set()
         for t in op.creates:
@@ -135,15 +135,15 @@ def with_views(graph: Graph, order: Sequence[T]) -> list[T | int]:
 
 def whole_tensors(graph: Graph) -> dict[int, int]:
     """Storage → the one tensor that its op makes there, all of it: what can be paged out and in."""
-    made: dict[int, list[int]] = {}
+    created: dict[int, list[int]] = {}
     for number, op in enumerate(graph.ops):
         new = new_storages(graph, number)
         for t in op.creates:
             if graph.tensors[t].storage in new:
-                made.setdefault(graph.tensors[t].storage, []).append(t)
+                created.setdefault(graph.tensors[t].storage, []).append(t)
     return {
         s: tensors[0]
-        for s, tensors in made.items()
+        for s, tensors in created.items()
         if len(tensors) == 1 and graph.tensors[tensors[0]].n_bytes == graph.storages[s].n_bytes > 0
     }
 
@@ -198,8 +198,8 @@ def overwrites(graph: Graph, number: int) -> tuple[int, ...]:
     """The storages that the op can overwrite with its first result where they end with it, the first choice first."""
     op = graph.ops[number]
     read = [graph.tensors[t].storage for t in op.reads]
-    found = (graph.tensors[t].storage for t in overwritable(graph, op))
-    return tuple(s for s in found if graph.storages[s].role not in PERSISTENT and read.count(s) == 1)
+    storages = (graph.tensors[t].storage for t in overwritable(graph, op))
+    return tuple(s for s in storages if graph.storages[s].role not in PERSISTENT and read.count(s) == 1)
 
 
 def way_of(action: Compute, done: Set[int]) -> Way:

@@ -66,8 +66,8 @@ class MicroPlan(Plan):
     def __str__(self) -> str:
         of = f"{self.most}" if self.most == self.least else f"{self.least} to {self.most}"
         plain = super().__str__()
-        again = sum(len(part.recomputed) for part in self.parts)
-        more = f" ({again} ops again in all)" if again else ""
+        recomputed = sum(len(part.recomputed) for part in self.parts)
+        more = f" ({recomputed} ops recomputed in all)" if recomputed else ""
         return f"{self.micro_batches} micro-batches of {of} samples{more}; {plain}"
 
     @property
@@ -85,14 +85,14 @@ class MicroPlan(Plan):
 
     def save(self, path: str | Path) -> None:
         assert self.ending is not None
-        told = {
+        data = {
             "edgetrain plan in micro-batches": SCHEMA,
             "sizes": list(self.sizes),
             "undo_bytes": self.undo_bytes,
             "accumulating": [[size, plans.to_json(plan)] for size, plan in self.accumulating],
             "ending": plans.to_json(self.ending),
         }
-        files.write_text(path, json.dumps(told))
+        files.write_text(path, json.dumps(data))
 
     @staticmethod
     def load(path: str | Path) -> MicroPlan:
@@ -103,7 +103,7 @@ def _from_json(data: dict[str, Any]) -> MicroPlan:
     if data["edgetrain plan in micro-batches"] != SCHEMA:
         raise ValueError(f"schema {data['edgetrain plan in micro-batches']!r}, expected {SCHEMA}")
     sizes = tuple(data["sizes"])
-    accumulating = {size: plans.from_json(one) for size, one in data["accumulating"]}
+    accumulating = {size: plans.from_json(part) for size, part in data["accumulating"]}
     if not all(type(n) is int and n >= 0 for n in (*sizes, *accumulating)) or not sum(sizes) or 0 in sizes[:-1]:
         raise ValueError(f"sizes are {sizes}")
     if set(sizes[:-1]) != set(accumulating):
@@ -149,11 +149,11 @@ def sizes_of(samples: int, count: int) -> tuple[int, ...]:
 
 def counts(samples: int) -> list[int]:
     """The numbers of micro-batches that are tried: 1, 2, 4, … and one for each sample."""
-    found, count = [], 1
+    numbers, count = [], 1
     while count < samples:
-        found.append(count)
+        numbers.append(count)
         count *= 2
-    return [*found, samples]
+    return [*numbers, samples]
 
 
 def kept_bytes(graph: Graph) -> int:
@@ -192,12 +192,12 @@ def within(
     all, as SAGE takes it; it is halved until one does, and then made larger again as far as that goes.
     why_refused: what an Infeasible tells where no micro-batches may be taken.
     """
-    found: dict[int, T] = {}
+    kept: dict[int, T] = {}
     failed: dict[int, Infeasible] = {}
     refused: UserError | None = None
     for count in counts(samples):
         try:
-            found[count] = attempt(count, True)
+            kept[count] = attempt(count, True)
         except Infeasible as answer:
             failed[count] = answer
             continue
@@ -207,31 +207,31 @@ def within(
             refused = error  # no number of micro-batches will do
             break
         if number == "fewest":
-            return _fewer(max(failed, default=0), count, found[count], attempt)
-        if not any(part.recomputed or part.paged for part in parts_of(found[count].plan)):
+            return _fewer(max(failed, default=0), count, kept[count], attempt)
+        if not any(part.recomputed or part.paged for part in parts_of(kept[count].plan)):
             break
-    if found:
-        return min(found.values(), key=lambda made: made.plan.time_s or 0.0)
+    if kept:
+        return min(kept.values(), key=lambda result: result.plan.time_s or 0.0)
     best = min(failed, key=lambda count: failed[count].smallest_bytes)
     try:
         if not isinstance(failed[best], TooSmall):
             raise failed[best]
         return attempt(best, False)  # which says what is known to work
     except Infeasible as answer:
-        least = with_bound(answer, min(other.bound_bytes for other in failed.values()))
-        told = least if refused is None else with_line(least, f"micro-batches: {why_refused(refused, answer)}")
-        raise told from None
+        weakest = with_bound(answer, min(other.bound_bytes for other in failed.values()))
+        refusal = weakest if refused is None else with_line(weakest, f"micro-batches: {why_refused(refused, answer)}")
+        raise refusal from None
 
 
-def _fewer(too_few: int, enough: int, made: T, attempt: Callable[[int, bool], T]) -> T:
+def _fewer(too_few: int, enough: int, result: T, attempt: Callable[[int, bool], T]) -> T:
     """The fewest micro-batches that keep the budget, by bisection. made: what as many as are `enough` give."""
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         try:
-            made, enough = attempt(middle, True), middle
+            result, enough = attempt(middle, True), middle
         except Infeasible:
             too_few = middle
-    return made
+    return result
 
 
 def with_line(answer: Infeasible, line: str) -> Infeasible:

@@ -21,7 +21,7 @@ from edgetrain.graph.ir import PERSISTENT, Graph
 from edgetrain.plan import lifetimes
 from edgetrain.plan.plan import Updates, Workspace
 
-MOST_PASSES = 20
+MAX_PASSES = 20
 
 
 def in_order(graph: Graph, updates: Updates, workspace: Workspace) -> list[int]:
@@ -91,14 +91,14 @@ class _Neighbours:
     def last(self) -> dict[int, int]:
         """Storage → the position of its last use; those that outlive the step are not there."""
         kept = lifetimes.results(self.graph)
-        found = {s: at for at, number in enumerate(self.order) for s in self.touched[number]}
+        last_use = {s: at for at, number in enumerate(self.order) for s in self.touched[number]}
         lasting = (s for s, storage in enumerate(self.graph.storages) if storage.role in PERSISTENT)
         for s in (*kept, *lasting):
-            found.pop(s, None)
-        return found
+            last_use.pop(s, None)
+        return last_use
 
     def settled(self) -> list[int]:
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             moved = sum(self._try(at) for at in range(len(self.order) - 1))
             if not moved:
                 break
@@ -143,12 +143,12 @@ class _Neighbours:
     def sizes(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
         """For each op: the bytes that it makes and has copied, what it adds while it runs, the same when it overwrites
         an input, and which it can."""
-        found = []
+        sizes = []
         for number in range(len(self.graph.ops)):
-            made = [self.graph.storages[s].n_bytes for s in lifetimes.new_storages(self.graph, number)]
-            new = sum(made) + lifetimes.undo_bytes(self.graph, number, self.updates)
+            created = [self.graph.storages[s].n_bytes for s in lifetimes.new_storages(self.graph, number)]
+            new = sum(created) + lifetimes.undo_bytes(self.graph, number, self.updates)
             targets = lifetimes.overwrites(self.graph, number)
             first = new + self.workspace.get("first", {}).get(number, 0)
-            over = new - made[0] + self.workspace.get("over", {}).get(number, 0) if targets else first
-            found.append((new, first, over, targets))
-        return found
+            over = new - created[0] + self.workspace.get("over", {}).get(number, 0) if targets else first
+            sizes.append((new, first, over, targets))
+        return sizes

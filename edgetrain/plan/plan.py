@@ -56,7 +56,11 @@ Action = Compute | Free | PageOut | PageIn
 Item = int | PageOut | PageIn | Free
 
 
-_SAID = {"bitwise": "numbers bitwise", "rounding": "numbers to rounding", "no": "other numbers than plain training"}
+_EXACT = {
+    "bitwise": "bitwise equal to PyTorch",
+    "rounding": "equal to PyTorch up to rounding",
+    "no": "other numbers than plain training",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +145,15 @@ class Plan:
         if self.bound is None:
             return None
         pairs = ((self.bound.energy_j, self.energy_j), (self.bound.time_s, self.time_s))
-        return next((max(0.0, 1 - least / found) for least, found in pairs if least is not None and found), None)
+        return next(
+            (max(0.0, 1 - lower_bound / amount) for lower_bound, amount in pairs if lower_bound is not None and amount),
+            None,
+        )
 
     def __str__(self) -> str:
         mb = 1e6
         ops = self.order
-        again = f", {len(ops) - len(set(ops))} of them again" if len(ops) > len(set(ops)) else ""
+        again = f", {len(ops) - len(set(ops))} recomputed" if len(ops) > len(set(ops)) else ""
         time = ""
         if self.time_s is not None and self.keep_all_time_s and (self.recomputed or self.paged):
             time = f", {100 * (self.time_s / self.keep_all_time_s - 1):.1f} % more time than keeping all"
@@ -156,7 +163,7 @@ class Plan:
         return (
             f"{self.planner}: {len(ops)} ops{again}, peak {self.peak_bytes / mb:.1f} MB of tensors "
             f"({self.persistent_bytes / mb:.1f} MB of it parameters, state, buffers and inputs){time}, "
-            f"updates {self.updates}, {_SAID[self.exact]}{f'; {self.note}' if self.note else ''}"
+            f"updates {self.updates}, {_EXACT[self.exact]}{f'; {self.note}' if self.note else ''}"
         )
 
     def save(self, path: str | Path) -> None:
@@ -172,8 +179,8 @@ def items_to_json(items: Iterable[Item]) -> list[list[int]]:
 
 
 def items_from_json(rows: Iterable[Any]) -> tuple[Item, ...]:
-    found = (_action(row) for row in rows)
-    return tuple(action.op if isinstance(action, Compute) else action for action in found)
+    actions = (_action(row) for row in rows)
+    return tuple(action.op if isinstance(action, Compute) else action for action in actions)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from edgetrain.plan.plan import Exact, Plan, Updates
 from edgetrain.plan.planner import GREEDY_S, Aim, Order, Planner, Request
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import in_process, left_for_tensors
-from edgetrain.plan.refusal import TooSmall, infeasible, least_bytes, smallest_by
+from edgetrain.plan.refusal import TooSmall, infeasible, lower_bound_bytes, smallest_by
 from edgetrain.plan.registry import named, quick
 from edgetrain.plan.time_left import TimeLeft
 from edgetrain.plan.validate import validate
@@ -69,7 +69,7 @@ class Series:
         self, task: Problem, budget: Budget, *, exact: Exact, at_once: bool = False, solver_bytes: int | None = None
     ) -> Plan:
         """at_once: a `TooSmall` where a bound rules the budget out."""
-        if at_once and budget.memory_bytes is not None and (bound := least_bytes(task)) > budget.memory_bytes:
+        if at_once and budget.memory_bytes is not None and (bound := lower_bound_bytes(task)) > budget.memory_bytes:
             raise TooSmall.by(bound)
         with self.time_left.planning() as left_s:
             effort = Effort(self.time_limit_s, left_s, self.use_cache, solver_bytes)
@@ -132,7 +132,7 @@ def plan_problem(
         raise in_process(answer, left, budget.process_memory_bytes) from None
     full = _overflow(task, selected)
     if full and not aim.recompute:
-        raise Infeasible(full, smallest_bytes=task.keep_all.peak_bytes, bound_bytes=least_bytes(task))
+        raise Infeasible(full, smallest_bytes=task.keep_all.peak_bytes, bound_bytes=lower_bound_bytes(task))
     if full:
         selected = plan_problem(task, budget, planner, effort, exact=exact, page=False)
         selected = replace(selected, note=f"nothing is paged: {full}")
@@ -210,8 +210,8 @@ class _Planning:
             return self._finished(keep_all)  # nothing takes less time or energy
         if budget is None:
             raise UserError(f"the planner {planner.name} needs a budget", next_step="give a budget: memory_bytes")
-        if budget < least_bytes(task):  # proven: a budget that works is named after a short search at most
-            order, peak, found_by = self._least(min(self._left_s, AT_ONCE_S))
+        if budget < lower_bound_bytes(task):  # proven: a budget that works is named after a short search at most
+            order, peak, found_by = self._smallest_order(min(self._left_s, AT_ONCE_S))
             raise infeasible(task, budget, order, peak, found_by=found_by)
         earlier = self.known.keeping(budget)
         if earlier is not None:
@@ -234,7 +234,7 @@ class _Planning:
         if order is None:  # a planner may fail here and keep a smaller budget
             order = self._worked(budget)
         if order is None:
-            order, peak, found_by = self._least(self._left_s)
+            order, peak, found_by = self._smallest_order(self._left_s)
             if peak > budget:
                 raise infeasible(task, budget, order, peak, found_by=found_by)
         selected = task.plan(order, planner=name, bound=schedule.bound)
@@ -250,10 +250,10 @@ class _Planning:
             amount, unit = amounts[what]
             if amount is not None and amount > limit * (1 + 1e-9):
                 raise Infeasible(
-                    f"no plan was found that takes at most {limit:.4g} {unit} within "
+                    f"no plan takes at most {limit:.4g} {unit} within "
                     f"{show_bytes(selected.peak_bytes)}: the least {what} that was found there is {amount:.4g} {unit}\n"
                     f"  next step: allow {amount:.4g} {unit}, or more memory",
-                    smallest_bytes=selected.peak_bytes, bound_bytes=least_bytes(self.task),
+                    smallest_bytes=selected.peak_bytes, bound_bytes=lower_bound_bytes(self.task),
                     least_time_s=selected.time_s, least_energy_j=selected.energy_j,
                 )  # fmt: skip
         selected = replace(selected, exact=self.exact)
@@ -287,7 +287,7 @@ class _Planning:
         earlier = _works(self.task, quick(self.planner), self.effort.use_cache).keeping(budget)
         return earlier.items if earlier is not None and self.task.peak_bytes(earlier.items) <= budget else None
 
-    def _least(self, search_s: float) -> tuple[Order, int, str]:
+    def _smallest_order(self, search_s: float) -> tuple[Order, int, str]:
         """An order with a peak as small as was found, now or before, that peak, and what found it."""
         task, highest, effort = self.task, self.task.keep_all.peak_bytes, self.effort
         if self.planner.smallest is None:
@@ -305,12 +305,12 @@ class _Planning:
         until = time.monotonic() + search_s
         schedule = self.planner.smallest(Request(task, highest, until, self.aim, (), effort.solver_bytes))
         if schedule.order is not None:
-            least = task.plan(min((order, schedule.order), key=task.peak_bytes), planner=self.planner.name)
+            smallest = task.plan(min((order, schedule.order), key=task.peak_bytes), planner=self.planner.name)
             to_the_end = time.monotonic() < until
             whole = to_the_end or search_s >= KEPT_PART * effort.time_limit_s
-            (self._smallest if whole else self._searched).keep(highest, least)
-            if least.peak_bytes < peak:
-                return least.items, least.peak_bytes, "a search"
+            (self._smallest if whole else self._searched).keep(highest, smallest)
+            if smallest.peak_bytes < peak:
+                return smallest.items, smallest.peak_bytes, "a search"
         return order, peak, f"the {name} planner"
 
 
@@ -322,5 +322,5 @@ def _why_not_paged(task: Problem, selected: Plan) -> str:
     again = sum(task.size[s] for op in selected.recomputed for s in task.makes[op])
     return (
         f"nothing is paged: the store moves {show_bytes(store.out_bytes_s)} out and {show_bytes(store.in_bytes_s)} in "
-        f"a second, and {show_bytes(again)} are made again in {again_s:.3g} s"
+        f"a second, and {show_bytes(again)} are recomputed in {again_s:.3g} s"
     )

@@ -72,7 +72,7 @@ class Problem:
     @cached_property
     def maker(self) -> dict[int, int]:
         """Storage → the op that makes it."""
-        return {s: number for number, made in enumerate(self.makes) for s in made}
+        return {s: number for number, storages in enumerate(self.makes) for s in storages}
 
     @cached_property
     def position(self) -> dict[int, int]:
@@ -182,8 +182,8 @@ class Tables:
     workspace: of the op's first run, of one again, of one over an input. `lifetimes.schedule` overwrites wherever it
               can; so the first two are never so small that overwriting would take more.
     during:   the bytes at each position when all is kept.
-    until:    the last position at which the storage can be made again, ancestors included. An ancestor that cannot be
-              made again itself is there until its own last use.
+    until:    the last position at which the storage can be recomputed, ancestors included. An ancestor that cannot be
+              recomputed itself is there until its own last use.
     readers:  what is made from it.
     """
 
@@ -227,7 +227,7 @@ def _tables(p: Problem) -> Tables:
     over = [workspace["over"].get(op, 0) for op in order]
     undo = [lifetimes.undo_bytes(graph, op, p.updates) for op in order]
     undo[:1] = [n + lifetimes.random_state_bytes(graph, p.updates) for n in undo[:1]]  # from the first op to the end
-    saved = [over[at] - p.size[found[0]] if found else 0 for at, found in enumerate(overwrites)]
+    saved = [over[at] - p.size[targets[0]] if targets else 0 for at, targets in enumerate(overwrites)]
     return Tables(
         order, reads, makes, next_use, overwrites,
         [max(workspace["first"].get(op, 0), saved[at]) for at, op in enumerate(order)],

@@ -60,7 +60,7 @@ def in_process(answer: Infeasible, left: int, process_memory_bytes: int) -> Infe
     return answer.in_words(
         "\n".join((
             f"process_memory={show_bytes(process_memory_bytes)} leaves {room} for the tensors of a step, and the "
-            f"smallest that is known to work is {show_bytes(answer.smallest_bytes)}",
+            f"smallest known to work is {show_bytes(answer.smallest_bytes)}",
             f"  proven: every plan takes {show_bytes(answer.bound_bytes)} or more, and the process {bound} bytes",
             *where,
             f"  next step: ask for process_memory={smallest} ({show_bytes(smallest)}) or more, or take a smaller batch",
@@ -80,10 +80,10 @@ def resident_bytes() -> int:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+            children += [int(child) for child in (task / "children").read_text().split()]
     except OSError:
-        return found
-    return found
+        return children
+    return children

@@ -6,7 +6,7 @@ Out: `Infeasible`, with the lasting tensors by bytes, a bound that holds for eve
     bytes  │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒│▓▓▓▓▓▓▓▓▓▓▓▓▓│░░░░░░░░░│
            │ lasting        │ hungriest op│ unknown │ works
            └────────────────┴─────────────┴─────────┴────────
-                                          │ bound: proven, none below it can
+                                          │ lower bound: proven
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORDS: tuple[tuple[Role, str], ...] = (
 def smallest_by(task: Problem, find: Find, *, until: float = math.inf) -> tuple[Order, int]:
     """The smallest budget that a planner was found to keep, by bisection, and its order there."""
     best: Order = task.order
-    high, low = task.peak_bytes(best), least_bytes(task)
+    high, low = task.peak_bytes(best), lower_bound_bytes(task)
     while high - low > max(1, SMALLEST_STEP * high) and time.monotonic() <= until:
         middle = (low + high) // 2
         order = find(Request(task, middle, until)).order
@@ -47,7 +47,7 @@ def smallest_by(task: Problem, find: Find, *, until: float = math.inf) -> tuple[
     return best, high
 
 
-def least_bytes(task: Problem) -> int:
+def lower_bound_bytes(task: Problem) -> int:
     """No schedule at all takes less: lasting tensors, the state of the generator, and what the hungriest op takes."""
     ops = (number for number, op in enumerate(task.graph.ops) if not op.view)
     hungriest = max((op_bytes(task, number) for number in ops), default=0)
@@ -111,8 +111,8 @@ class Evidence:
         total = show_bytes(sum(n for _, n in self.lasting))
         roles = ", ".join(f"{words} {show_bytes(n_bytes)}" for words, n_bytes in _largest_first(self.roles))
         return (
-            f"{self.where}no plan was found that keeps {show_bytes(self.budget)}: the smallest that is known to "
-            f"work is {show_bytes(smallest)} ({smallest} bytes), and none below {show_bytes(bound)} can\n"
+            f"{self.where}no plan fits in {show_bytes(self.budget)}: the smallest budget known to work is "
+            f"{show_bytes(smallest)} ({smallest} bytes), and {show_bytes(bound)} is a proven lower bound\n"
             f"  proven: every plan takes {bound} bytes or more: what lasts, and what one op reads and makes\n"
             f"  known to work: {smallest} bytes, by {self.found_by}\n"
             f"  lasting: {total}: {roles}; {_named(self.lasting)}\n"
@@ -170,7 +170,7 @@ def infeasible(
     roles = task.graph.bytes_by_role()
     return Refusal.of(
         Evidence(
-            budget, smallest_bytes, least_bytes(task) if bound_bytes is None else bound_bytes, found_by,
+            budget, smallest_bytes, lower_bound_bytes(task) if bound_bytes is None else bound_bytes, found_by,
             lasting(task.graph), [(words, roles[role]) for role, words in _WORDS if roles[role]],
             op.name, op.module, alive,
         )

@@ -1,13 +1,13 @@
 """The rest of a step, planned anew in the middle of it, from what is alive.
 
 In:  a problem, the plan that the step follows so far and how far it has come, a budget for what is left.
-Out: a whole plan: the old schedule up to there, what is let go of, and a new schedule to the end.
+Out: a whole plan: the old schedule up to there, what is freed, and a new schedule to the end.
 
     old plan    ─ op ─ op ─ op ─┊─ op ─ op ─ op ─
                                 ┊ the budget fell, or a transfer failed
     new plan    ─ op ─ op ─ op ─┊─ frees ─ op ─ op ─ recompute ─ op ─
 
-What is never used again goes first. Then, as long as something does not fit, what is cheapest to make again for its
+What is never used again goes first. Then, as long as something does not fit, what is cheapest to recompute for its
 bytes: by SAGE's rule (`sage.py`), and by that of `fast.py`, which counts missing ancestors too; the rest that takes
 less time is taken.
 """
@@ -97,14 +97,14 @@ def rest(
 def bytes_from(graph: Graph, plan: Plan) -> list[int]:
     """For each action of the plan, the most that is held from there to the end."""
     moments = lifetimes.timeline(graph, plan.schedule, updates=plan.updates, workspace=plan.workspace_bytes)
-    found: list[int] = []
-    most, left = 0, len(moments)
+    needs: list[int] = []
+    max_bytes, left = 0, len(moments)
     for action in reversed(plan.schedule):
         if isinstance(action, Compute):
             left -= 1
-            most = max(most, moments[left].most_bytes)
-        found.append(most)
-    return found[::-1]
+            max_bytes = max(max_bytes, moments[left].most_bytes)
+        needs.append(max_bytes)
+    return needs[::-1]
 
 
 def least_rest(
@@ -116,14 +116,14 @@ def least_rest(
     lost: Set[int],
     use_store: bool,
 ) -> Plan | None:
-    """As `rest`, in as few bytes above the budget as are found to do; None where what is lost cannot be made again."""
+    """As `rest`, in as few bytes above the budget as are found to do; None where what is lost cannot be recomputed."""
 
     def within(n_bytes: int) -> Plan | None:
         return rest(task, plan, at, n_bytes, lost=lost, use_store=use_store)
 
-    found = within(budget_bytes)
-    if found is not None:
-        return found
+    plan_within = within(budget_bytes)
+    if plan_within is not None:
+        return plan_within
     # If nothing is lost the plan can go on as it was.
     best = plan if use_store and not lost else within(sys.maxsize)
     if best is None:
@@ -131,18 +131,18 @@ def least_rest(
     low, high = budget_bytes, bytes_from(task.graph, best)[at]
     while high - low > max(1, NEAR * high):
         middle = (low + high) // 2
-        found = within(middle)
-        if found is None:
+        plan_within = within(middle)
+        if plan_within is None:
             low = middle
         else:
-            best, high = found, middle
+            best, high = plan_within, middle
     return best
 
 
 def _joined(
     task: Problem, past: Sequence[Action], alive: Set[int], lost: Set[int], coming: Sequence[Item]
 ) -> tuple[Action, ...]:
-    """The actions that were taken, what is let go of, and those that run these ops."""
+    """The actions that were taken, what is freed, and those that run these ops."""
     before = [action.op if isinstance(action, Compute) else action for action in past if not isinstance(action, Free)]
     whole = task.actions([*before, *coming])
     run = [n for n, action in enumerate(whole) if not isinstance(action, Free)]

@@ -48,7 +48,7 @@ from edgetrain.plan.planner import GREEDY_S, Planner
 from edgetrain.plan.planning import aim_of, known_to_work
 from edgetrain.plan.problem import Problem, problem
 from edgetrain.plan.process import RESERVE_BYTES, left_for_tensors
-from edgetrain.plan.refusal import TooSmall, infeasible, least_bytes, op_bytes
+from edgetrain.plan.refusal import TooSmall, infeasible, lower_bound_bytes, op_bytes
 
 FLOPS_S, BYTES_S = 5e9, 1e9  # a slow core, to guess how long something takes
 QUICK_S = 0.5  # where all ops are measured in less, that is done before anything is said
@@ -88,7 +88,7 @@ def refuse_impossible(
     if not is_heavy(graph) or (use_cache and is_known(graph)):
         return
     upper = problem(graph, unmeasured(graph), updates)
-    if upper.keep_all.peak_bytes <= memory_bytes or least_bytes(upper) <= memory_bytes:
+    if upper.keep_all.peak_bytes <= memory_bytes or lower_bound_bytes(upper) <= memory_bytes:
         return
     own = own_bytes(upper)
     bound = max(own.values(), default=0) + persistent_bytes(graph)
@@ -150,10 +150,10 @@ def unmeasured(graph: Graph, known: dict[int, dict[Way, Run]] | None = None, sto
     ops = []
     for number, op in enumerate(graph.ops):
         of = work(graph, op)
-        workspace, made = _workspace(graph, number, of), calls.made_bytes(graph, op)
-        run = Run(_guessed_s(of), (workspace, *made, -1) if workspace else made)
+        workspace, results = _workspace(graph, number, of), calls.made_bytes(graph, op)
+        run = Run(_guessed_s(of), (workspace, *results, -1) if workspace else results)
         ways: dict[Way, Run] = {
-            way: replace(found, time_s=run.time_s) for way, found in (known or {}).get(number, {}).items()
+            way: replace(measured, time_s=run.time_s) for way, measured in (known or {}).get(number, {}).items()
         }
         ways.setdefault("first", run)
         ops.append(OpCost(ways))
@@ -198,17 +198,17 @@ def with_workspaces(graph: Graph, plan: Plan) -> tuple[Plan, Costs | None]:
     too, by which the arena can be laid out before the first step."""
     if not arena.available() or any(storage.device != "cpu" for storage in graph.storages):
         return plan, None
-    found = _Workspaces(graph, plan)
-    if not found.most:
+    workspaces = _Workspaces(graph, plan)
+    if not workspaces.most:
         return plan, None
-    costs = without_a_trace(found.measured)
-    beside = {number: beside_bytes(graph, graph.ops[number]) for number in found.laid_out}
+    costs = without_a_trace(workspaces.measured)
+    beside = {number: beside_bytes(graph, graph.ops[number]) for number in workspaces.laid_out}
     workspace = {
         way: {number: taken.get(number, 0) + beside.get(number, 0) for number in taken.keys() | beside.keys()}
         for way, taken in costs.workspace_bytes.items()
     }
     plan = plan_with(graph, replace(plan, workspace_bytes=workspace), plan.schedule)
-    return plan, costs if found.laid_out else None
+    return plan, costs if workspaces.laid_out else None
 
 
 def beside_bytes(graph: Graph, op: Op) -> int:
@@ -275,8 +275,8 @@ class _Workspaces:
 
     def _guessed(self, number: int, workspace: int) -> dict[Way, Run]:
         op = self._graph.ops[number]
-        made = calls.made_bytes(self._graph, op)
-        ways: dict[Way, Run] = {"first": Run(0.0, (workspace, *made, -1) if workspace else made)}
+        results = calls.made_bytes(self._graph, op)
+        ways: dict[Way, Run] = {"first": Run(0.0, (workspace, *results, -1) if workspace else results)}
         if overwrites(self._graph, number):
             ways["over"] = Run(0.0, calls.made_bytes(self._graph, op, without=op.creates[0]))
         return ways
@@ -294,14 +294,14 @@ def looked_at(upper: Problem, *, may_run: Callable[[int], bool] = lambda n_bytes
     may_run: whether an op that takes so many bytes by its arguments and results may be run here.
     """
     graph, own = upper.graph, own_bytes(upper)
-    most = {number: op_bytes(upper, number) for number in own}
+    upper_bytes = {number: op_bytes(upper, number) for number in own}
     known: dict[int, dict[Way, Run]] = {}
     bound, end = max(own.values(), default=0), time.monotonic() + HUNGRIEST_S
 
     def run_hungriest() -> None:
         nonlocal bound
-        for number in sorted(most, key=lambda n: -most[n]) if arena.available() else ():
-            if most[number] <= bound or not may_run(own[number]):
+        for number in sorted(upper_bytes, key=lambda n: -upper_bytes[n]) if arena.available() else ():
+            if upper_bytes[number] <= bound or not may_run(own[number]):
                 break
             if time.monotonic() + _guessed_s(work(graph, graph.ops[number])) > end:
                 continue

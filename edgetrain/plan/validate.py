@@ -8,7 +8,7 @@ Each storage has a version: how often it was written in place. An op must find w
 has in the graph's own order, the first time as any other time; so a recompute that comes after an update of its weight
 is refused, and a reader that overtakes a writer too. What is paged in has the version that was paged out.
 
-A store can fail at any time. Where updates stand early, what is lost must be made again from the batch and from weights
+A store can fail at any time. Where updates stand early, what is lost must be recomputed from the batch and from weights
 that are still as they were; so a storage is read back only where that is possible. Where they stand together, the same
 holds from the first of them on: a step cannot be taken back any more then.
 """
@@ -50,10 +50,10 @@ class Validator:
         self.before: list[set[int]] = []  # for each op, those that must have run when it does
         for number, op in enumerate(graph.ops):
             # They may not change places: one of the two changes what the other touches, or both draw random numbers.
-            found = {other for s in op.writes for other in touching.get(s, ())}
-            found |= {other for s in self.touched[number] for other in writing.get(s, ())}
-            found |= set(drawing) if op.random else set()
-            self.before.append({other for other in found if other < number})
+            others = {other for s in op.writes for other in touching.get(s, ())}
+            others |= {other for s in self.touched[number] for other in writing.get(s, ())}
+            others |= set(drawing) if op.random else set()
+            self.before.append({other for other in others if other < number})
 
     def check(self, plan: Plan) -> None:
         if plan.graph_key != self.graph.key:
@@ -126,8 +126,8 @@ class _Play:
             lasts = self.graph.storages[storage].role in PERSISTENT
             self._require(lasts or storage in allowed, f"storage {storage} is never freed")
         said = (self.plan.peak_bytes, self.plan.persistent_bytes, self.plan.undo_bytes)
-        found = (self.peak, self.lasting, self.undo)
-        self._require(said == found, f"the plan says (peak, persistent, undo) = {said} bytes; it is {found}")
+        amounts = (self.peak, self.lasting, self.undo)
+        self._require(said == amounts, f"the plan says (peak, persistent, undo) = {said} bytes; it is {amounts}")
 
     def _compute(self, action: Compute) -> None:
         if not 0 <= action.op < len(self.graph.ops):
@@ -213,12 +213,12 @@ class _Play:
         return tensor.storage == storage and tensor.n_bytes == self.graph.storages[storage].n_bytes
 
     def _require_safe(self, t: int) -> None:
-        """What was paged in is read now: if it did not come back, it could be made again, or the step taken back."""
+        """What was paged in is read now: if it did not come back, it could be recomputed, or the step taken back."""
         storage = self.graph.tensors[t].storage
         self.coming.discard(storage)
         if self.plan.updates in ("early", "final") or (self.plan.updates == "together" and self.updating):
             why = self._why_lost(t, {storage, *self.coming})
-            self._require(why is None, f"storage {storage} is paged in, and could not be made again: {why}")
+            self._require(why is None, f"storage {storage} is paged in, and could not be recomputed: {why}")
 
     def _why_lost(self, wanted: int, gone: set[int]) -> str | None:
         """Why a tensor cannot be made now, when these storages are gone; or None."""
@@ -276,10 +276,10 @@ class _Play:
 def _versions(graph: Graph) -> list[dict[int, int]]:
     """For each op, how often what it reads was written before it in the graph's own order."""
     written: dict[int, int] = {}
-    found = []
+    versions = []
     for op in graph.ops:
         read = (graph.tensors[t].storage for t in op.reads)
-        found.append({s: written[s] for s in read if s in written})
+        versions.append({s: written[s] for s in read if s in written})
         for s in op.writes:
             written[s] = written.get(s, 0) + 1
-    return found
+    return versions

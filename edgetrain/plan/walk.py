@@ -58,7 +58,7 @@ class Walk(ABC):
         self.live = bytearray(count)
         self.locks = [0] * count
         self.next_use = np.full(count, self.end + 1, dtype=np.int64)
-        self.evictable = np.zeros(count)  # 1 where it is there, not locked, and can be made again at its next use
+        self.evictable = np.zeros(count)  # 1 where it is there, not locked, and can be recomputed at its next use
 
     @abstractmethod
     def choose(self, options: list[tuple[int, int]]) -> tuple[int | None, bool]:
@@ -66,7 +66,7 @@ class Walk(ABC):
         uses. None where there is nothing."""
 
     def on_recomputed(self, s: int) -> None:  # noqa: B027  # most planners need not know
-        """The storage was made again."""
+        """The storage was recomputed."""
 
     def begin_at(self, position: int, live: Iterable[int]) -> None:
         """In the middle of a step: the ops before the position have run, and these storages are there."""
@@ -138,34 +138,34 @@ class Walk(ABC):
         tables = self.tables
         makers = self.makers(missing)
         if self.resumed and any(tables.until[s] < self.now for at in makers for s in tables.makes[at]):
-            raise NoRoom([])  # what was lost need not be such that it can be made again
+            raise NoRoom([])  # what was lost need not be such that it can be recomputed
         self.chain = sorted(makers, reverse=True)
         for at in self.chain:
             for r in tables.reads[at]:
                 self.lock(r)
         while self.chain:
             at = self.chain[-1]
-            made = [s for s in tables.makes[at] if not self.live[s]]
+            created = [s for s in tables.makes[at] if not self.live[s]]
             self.execute(at, None)
             self.chain.pop()
             for r in tables.reads[at]:
                 self.locks[r] -= 1
                 self.settle(r)
-            for s in made:
+            for s in created:
                 self.settle(s)
                 self.on_recomputed(s)
 
     def makers(self, wanted: Iterable[int]) -> set[int]:
         """The positions of the ops to run for these storages."""
         tables, live, stored = self.tables, self.live, self.stored
-        found: set[int] = set()
+        positions: set[int] = set()
         stack = [tables.made_at[s] for s in wanted if s not in stored]
         while stack:
             at = stack.pop()
-            if at not in found:
-                found.add(at)
+            if at not in positions:
+                positions.add(at)
                 stack += [tables.made_at[r] for r in tables.reads[at] if not live[r] and r not in stored]
-        return found
+        return positions
 
     def page_in(self, s: int) -> None:
         self.make_room(self.tables.size[s], [])

@@ -139,16 +139,16 @@ class Ladder:
 
     def within(self, budget_bytes: int) -> int:
         """The number of the plan of the largest peak that keeps the budget."""
-        found = self.nearest(budget_bytes)
-        least = self.plans[-1].peak_bytes
-        if least > budget_bytes:
+        nearest = self.nearest(budget_bytes)
+        smallest = self.plans[-1].peak_bytes
+        if smallest > budget_bytes:
             raise Infeasible(
-                f"the budget fell to {show_bytes(budget_bytes)}, and the smallest plan needs {show_bytes(least)}; "
+                f"the budget fell to {show_bytes(budget_bytes)}, and the smallest plan needs {show_bytes(smallest)}; "
                 f"nothing of this step has happened\n  proven: every plan takes {self.bound_bytes} bytes or more\n"
                 "  next step: call it again when there is more memory",
-                smallest_bytes=least, bound_bytes=self.bound_bytes, lasting=self.lasting,
+                smallest_bytes=smallest, bound_bytes=self.bound_bytes, lasting=self.lasting,
             )  # fmt: skip
-        return found
+        return nearest
 
 
 def rungs(smallest_bytes: int, largest_bytes: int) -> list[int]:

@@ -1,10 +1,10 @@
 """The memory of one compiled step: an arena laid out for the blocks that the step asks for.
 
-In:  what a run of the step asks for and gives back, in order: foretold from a plan and measured costs (`foretell`), or
+In:  what a run of the step asks for and gives back, in order: predicted from a plan and measured costs (`predict`), or
      written down while it runs.
 Out: every block at its own place in an arena that is hardly higher than what is alive at the peak.
 
-    foretold, or run 1 written down  →  a layout  →  the next run is served by it
+    predicted, or run 1 written down  →  a layout  →  the next run is served by it
                                          ↑                 │ it asked for something else
                                          └─────────────────┘
 """
@@ -49,12 +49,12 @@ class StepArena:
 
 
 @contextmanager
-def from_arena(least_bytes: int = 0) -> Iterator[arena.Recording]:
+def from_arena(min_bytes: int = 0) -> Iterator[arena.Recording]:
     """Other work between steps, served from the arena too. Where no step uses one, as usual.
 
-    least_bytes: the height that the arena may have afterwards, whatever steps have used so far.
+    min_bytes: the height that the arena may have afterwards, whatever steps have used so far.
     """
-    height = max(arena.reached_bytes(), least_bytes)
+    height = max(arena.reached_bytes(), min_bytes)
     if not height or not arena.available():
         yield arena.Recording()
         return
@@ -76,7 +76,7 @@ def lifetimes(events: Sequence[int]) -> list[Block]:
     return [Block(events[start], start, ends.get(n, len(events))) for n, start in enumerate(starts)]
 
 
-def foretell(graph: Graph, plan: Plan, costs: Costs, held: Sequence[int], *, rehearse: bool) -> list[int] | None:
+def predict(graph: Graph, plan: Plan, costs: Costs, held: Sequence[int], *, rehearse: bool) -> list[int] | None:
     """What the step will ask for and give back. None where the costs do not tell.
 
     held: the lasting tensors that the step is given; those that a forward op changes are copied before.
@@ -116,11 +116,11 @@ def foretell(graph: Graph, plan: Plan, costs: Costs, held: Sequence[int], *, reh
         if action.into is not None:
             place[graph.tensors[op.creates[0]].storage] = place.pop(action.into)
         for s in new_storages(graph, action.op)[1 if action.into is not None else 0 :]:
-            found = next((n for n, size in left.items() if size == graph.storages[s].n_bytes), None)
-            if found is None:
+            match = next((n for n, size in left.items() if size == graph.storages[s].n_bytes), None)
+            if match is None:
                 return None
-            place[s] = found
-            del left[found]
+            place[s] = match
+            del left[match]
         if left:
             return None
     return events

@@ -37,14 +37,14 @@ class Binding:
 
     def require_same_optimizer(self, updates: Sequence[Op]) -> None:
         """The updates of the graph are those of this optimizer, parameter by parameter and state by state."""
-        trained = {one.path: one for one in optimizers.trained(self.optimizer)}
+        trained = {parameter.path: parameter for parameter in optimizers.trained(self.optimizer)}
         for op in updates:
             if op.kind == update.ACCUMULATE:
                 continue
-            one = trained.get("{}.{}".format(*place_of_update(op)))
-            steps = ("step",) if one is not None and one.counts_steps else ()
+            parameter = trained.get("{}.{}".format(*place_of_update(op)))
+            steps = ("step",) if parameter is not None and parameter.counts_steps else ()
             keys = {self.graph.sources[t].path.rpartition(".")[2] for t in op.reads[2:]}
-            if one is None or keys != {*one.state_keys, *steps} or op.kind != update.kind_of(self.kind):
+            if parameter is None or keys != {*parameter.state_keys, *steps} or op.kind != update.kind_of(self.kind):
                 raise _other("optimizer", f"{op.kind} of {self.graph.tensors[op.reads[0]].name}, with {sorted(keys)}")
 
     def binder(self, t: int) -> Callable[[], torch.Tensor]:
@@ -142,15 +142,15 @@ def live_storages(
 ) -> dict[int, torch.Tensor]:
     """Storage of the graph → the parameter, buffer or other lasting tensor that lies there, all of it."""
     binding = Binding(graph, "", model, optimizer, externals)
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for t, source in graph.sources.items():
         tensor = graph.tensors[t].carrier
         if source.sort in ("optimizer", "parameter", "buffer") or source.path in externals:
             real = binding.binder(t)()
             whole = (tensor.offset, tensor.n_bytes) == (0, graph.storages[tensor.storage].n_bytes)
             if whole and real.stride() == tensor.stride and str(real.device) == graph.storages[tensor.storage].device:
-                found[tensor.storage] = real
-    return found
+                tensors[tensor.storage] = real
+    return tensors
 
 
 def laid_out(batch: tuple[Any, ...], position: int, tensor: Tensor) -> torch.Tensor:

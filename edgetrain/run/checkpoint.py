@@ -393,10 +393,10 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
     A later one can only be there when `latest` refused it; it goes, but not before it was found broken again.
     """
-    found = _found(folder)
-    earlier = [path for at, current, path in found if at <= step and current]
+    checkpoints = _found(folder)
+    earlier = [path for at, current, path in checkpoints if at <= step and current]
     kept = set(earlier[-max(keep, 1) :])
-    for at, _, path in found:
+    for at, _, path in checkpoints:
         if path not in kept and (at <= step or not _is_whole(path)):
             _discard(path)
 

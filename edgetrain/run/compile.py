@@ -70,7 +70,7 @@ def build(
 ) -> Program:
     """check_finite: refuse a loss or gradient that is not finite, before anything is updated by it.
     outputs: what to return, where it is not the loss alone.
-    start: the number of actions that have been taken already. resumable: whatever can be made again may have to be.
+    start: the number of actions that have been taken already. resumable: whatever can be recomputed may have to be.
     words: of this graph, where several programs are built; the same `check_finite` and `resumable` each time.
     """
     words = words or Words(graph, check_finite=check_finite, resumable=resumable)
@@ -95,8 +95,8 @@ def build(
 def _whole(words: Words, lines: Sequence[Line]) -> Callable[..., Any]:
     source = "\n".join(line for _, line in lines)
     exec(compile(source, words.file, "exec"), words.table)
-    made: Callable[..., Any] = words.table.pop("step")
-    return made
+    step: Callable[..., Any] = words.table.pop("step")
+    return step
 
 
 def slots(plan: Plan) -> dict[int, int]:
@@ -137,10 +137,10 @@ class Words:
 
     def compiled(self, line: str) -> CodeType:
         """A line on its own."""
-        found = self.codes.get(line)
-        if found is None:
-            found = self.codes[line] = compile(line.strip(), self.file, "exec")
-        return found
+        code = self.codes.get(line)
+        if code is None:
+            code = self.codes[line] = compile(line.strip(), self.file, "exec")
+        return code
 
     def get_ready(self, plan: Plan) -> None:
         """Compile, before a step runs, what the rest of one may be made of: the ops as they come in the plan, and those
@@ -360,8 +360,8 @@ class _Writer:
         if timed:
             yield f"    look({~at})"
         if self.how.look:
-            made = "".join(f"t{t}, " for t in op.creates)
-            yield f"    look({action.op}, locals(), ({made}))"  # it runs in pieces: the variables, and no copy of them
+            results = "".join(f"t{t}, " for t in op.creates)
+            yield f"    look({action.op}, locals(), ({results}))"  # in pieces: the variables, and no copy of them
 
     def _page(self, action: PageOut | PageIn) -> Iterator[str]:
         slot, t = self.slots[action.storage], self.words.whole[action.storage]
@@ -423,9 +423,9 @@ def _tight(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _again(op: Op) -> Op:
-    found = replay(op)
-    assert found is not None  # the validator has seen that it can run again
-    return found
+    again = replay(op)
+    assert again is not None  # the validator has seen that it can run again
+    return again
 
 
 @functools.lru_cache(maxsize=10_000)

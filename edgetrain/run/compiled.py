@@ -36,7 +36,7 @@ from edgetrain.plan.rest import bytes_from, least_rest
 from edgetrain.plan.unmeasured import beside_bytes
 from edgetrain.plan.validate import validate
 from edgetrain.run.adaptive import BudgetFell, Fall
-from edgetrain.run.arena import StepArena, foretell
+from edgetrain.run.arena import StepArena, predict
 from edgetrain.run.attempt import Attempt, Now, Rest
 from edgetrain.run.binding import Binding, laid_out, place_of_update, require_apart
 from edgetrain.run.compile import NotFinite, build
@@ -45,7 +45,7 @@ from edgetrain.run.habits import note_dropped
 from edgetrain.run.layouts import check_layouts
 from edgetrain.run.memory import MemoryTrace, trace
 from edgetrain.run.paging import A_TRANSFER, Pages, not_back
-from edgetrain.run.program import How, Program, Stopped, failed, let_go, stopped, taken
+from edgetrain.run.program import How, Program, Stopped, failed, free_activations, stopped, taken
 from edgetrain.run.refused import OF_KERNELS, by_kernel, refused
 from edgetrain.run.undo import Undo
 
@@ -210,7 +210,7 @@ class CompiledStep:
         if costs is None:
             return StepArena(), StepArena()
         held = self._program.held
-        rehearsal, step = (foretell(self.graph, self.plan, costs, held, rehearse=which) for which in (True, False))
+        rehearsal, step = (predict(self.graph, self.plan, costs, held, rehearse=which) for which in (True, False))
         return StepArena(rehearsal), StepArena(step)
 
     @property
@@ -344,7 +344,7 @@ class CompiledStep:
         self._settle()
         if error is not None:
             attempt.refusing = attempt.refusing or self._refusing(attempt.now, error)
-            let_go(error)
+            free_activations(error)
         attempt.undo.take_back()
         self._binding.put_back_states(attempt.before)
 
@@ -365,7 +365,7 @@ class CompiledStep:
         where = stopped(error, attempt.now.program)
         if where is not None:
             attempt.now = self._from_there(attempt.now, where, error)
-            let_go(error)
+            free_activations(error)
         if where is not None or attempt.now.rest:  # otherwise it was through
             memory = self._arena_of(attempt.program)
             if memory is not None:
@@ -477,7 +477,7 @@ class CompiledStep:
         raise not_back(A_TRANSFER)
 
     def _rest(self, plan: Plan, at: int, limit_bytes: int, lost: frozenset[int]) -> Plan | None:
-        """The rest of the step. Once a transfer has failed, without the store if that can be; what cannot be made again
+        """The rest of the step. Once a transfer has failed, without the store if that can be; what cannot be recomputed
         may still be whole there."""
         failed = self._pages is not None and self._pages.failed
         for use_store in (False, True) if failed else (True,):

@@ -89,11 +89,11 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
     if (function.__module__ or "").partition(".")[0] in ("torch", "edgetrain"):
         return
     names = set(_names(function.__code__))
-    found = [function.__globals__[name] for name in names if name in function.__globals__]
-    yield from found
-    for one in found:
-        if isinstance(one, types.ModuleType) and one.__name__.partition(".")[0] != "torch":
-            yield from (vars(one)[name] for name in names if name in vars(one))
+    objects = [function.__globals__[name] for name in names if name in function.__globals__]
+    yield from objects
+    for module in objects:
+        if isinstance(module, types.ModuleType) and module.__name__.partition(".")[0] != "torch":
+            yield from (vars(module)[name] for name in names if name in vars(module))
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # a cell that is not filled yet
             yield cell.cell_contents

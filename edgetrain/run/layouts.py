@@ -35,30 +35,30 @@ class LayoutMismatch(UserError):
         self.learnt = learnt
 
 
-def check_layouts(graph: Graph, op: int, live: object = None, made: Sequence[torch.Tensor] = ()) -> None:
+def check_layouts(graph: Graph, op: int, live: object = None, results: Sequence[torch.Tensor] = ()) -> None:
     """Called by a program that looks at what each op has made."""
-    for t, real in zip(graph.ops[op].creates, made, strict=False):
+    for t, real in zip(graph.ops[op].creates, results, strict=False):
         tensor = graph.tensors[t].carrier
         n_bytes = graph.storages[tensor.storage].n_bytes
-        found = (tuple(real.shape), dtype_name(real.dtype), real.untyped_storage().nbytes())
+        measured = (tuple(real.shape), dtype_name(real.dtype), real.untyped_storage().nbytes())
         if graph.storages[tensor.storage].role in PERSISTENT:
-            n_bytes = found[2]  # a view of something that may itself be a part of something larger
-        if found != (tensor.shape, tensor.dtype, n_bytes) or _steps(real) != _steps(tensor):
+            n_bytes = measured[2]  # a view of something that may itself be a part of something larger
+        if measured != (tensor.shape, tensor.dtype, n_bytes) or _steps(real) != _steps(tensor):
             raise LayoutMismatch(
                 graph,
                 graph.ops[op],
                 f"{tensor}, stride {tensor.stride}, {n_bytes} bytes",
-                f"{found[1]}{list(found[0])}, stride {real.stride()}, {found[2]} bytes",
-                learnt=_learn(graph, graph.ops[op], made),
+                f"{measured[1]}{list(measured[0])}, stride {real.stride()}, {measured[2]} bytes",
+                learnt=_learn(graph, graph.ops[op], results),
             )
 
 
-def _learn(graph: Graph, op: Op, made: Sequence[torch.Tensor]) -> bool:
-    if op.view or any(real.storage_offset() for real in made):
+def _learn(graph: Graph, op: Op, results: Sequence[torch.Tensor]) -> bool:
+    if op.view or any(real.storage_offset() for real in results):
         return False
     positions = [position for position, t in enumerate(op.outputs) if t is not None]
     args, kwargs = (_with_tensors(graph, value) for value in (op.args, tuple(op.kwargs)))
-    measured = {position: predicted_layouts.layout_of(real) for position, real in zip(positions, made, strict=True)}
+    measured = {position: predicted_layouts.layout_of(real) for position, real in zip(positions, results, strict=True)}
     return predicted_layouts.learn(predicted_layouts.key_of(op.kind, args, dict(kwargs)), measured)
 
 

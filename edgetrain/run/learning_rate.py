@@ -56,10 +56,10 @@ def set_base_lr(optimizer: Optimizer, lr: float | None, *, resumed: bool) -> lis
 
 def scheduler(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
     """A scheduler that has set the learning rate of the first step."""
-    made = LambdaLR(optimizer, factor)
+    schedule = LambdaLR(optimizer, factor)
     with warnings.catch_warnings():
         # A captured step updates without optimizer.step(), of which the second call of step() would warn. The
         # factor does not count calls, so one more changes nothing.
         warnings.simplefilter("ignore", UserWarning)
-        made.step()
-    return made
+        schedule.step()
+    return schedule

@@ -117,10 +117,12 @@ def _compared(
     tolerance = max(_TOLERANCE.get(dtype, 0.0) for dtype in numbers_of.dtypes)
     for way in _WAYS[count]:
         parts = [(len(rows) / count, numbers_of(rows)) for rows in way]
-        for name in dict.fromkeys(name for found in (whole, *(found for _, found in parts)) for name in found):
+        for name in dict.fromkeys(
+            name for gradients in (whole, *(gradients for _, gradients in parts)) for name in gradients
+        ):
             value, scale = whole.get(name, (0.0, 0.0))
-            mixed = math.fsum(weight * found.get(name, (0.0, 0.0))[0] for weight, found in parts)
-            scale = max(scale, *(found.get(name, (0.0, 0.0))[1] for _, found in parts))
+            mixed = math.fsum(weight * gradients.get(name, (0.0, 0.0))[0] for weight, gradients in parts)
+            scale = max(scale, *(gradients.get(name, (0.0, 0.0))[1] for _, gradients in parts))
             if not abs(mixed - value) <= tolerance * scale:
                 what = f"the gradient of {name}" if name else "the loss"
                 all_of, cuts = _WORDS[count], " and ".join(str(len(rows)) for rows in way)

@@ -142,27 +142,27 @@ class Watch:
         for _, n_bytes in self.events:
             held.append(held[-1] + n_bytes)
         times = [t for t, _ in self.events]
-        found = []
+        workspaces = []
         for start, end in zip(self._starts, self._ends, strict=True):
             first, last = bisect_right(times, start), bisect_right(times, end)
             most = max(held[first : last + 1])
-            found.append(max(0, most - max(held[first], held[last])))
-        return found
+            workspaces.append(max(0, most - max(held[first], held[last])))
+        return workspaces
 
     def _alive(self, at: int, op: TracedOp) -> tuple[Alive, ...]:
         """What is there when the op at position `at` holds most, largest first."""
         graph = self._graph
         paging_in = op.most_bytes > op.during_bytes + op.workspace_bytes
-        made = alive_at(graph, self._plan.schedule, at, paging_in=paging_in)
-        there = made | {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT}
+        planned = alive_at(graph, self._plan.schedule, at, paging_in=paging_in)
+        there = planned | {n for n, s in enumerate(graph.storages) if s.role in PERSISTENT}
         names = {tensor.storage: tensor.name for tensor in reversed(graph.tensors)}
-        found = [Alive(names[s], graph.storages[s].role, graph.storages[s].n_bytes) for s in there]
+        alive = [Alive(names[s], graph.storages[s].role, graph.storages[s].n_bytes) for s in there]
         undo = self._moments[at].undo_bytes
         if undo:
-            found.append(Alive("what takes the step back", "undo", undo))
+            alive.append(Alive("what takes the step back", "undo", undo))
         if op.workspace_bytes and not paging_in:
-            found.append(Alive(f"workspace of {op.name}", "workspace", op.workspace_bytes))
-        return tuple(sorted(found, key=lambda a: (-a.n_bytes, a.name)))
+            alive.append(Alive(f"workspace of {op.name}", "workspace", op.workspace_bytes))
+        return tuple(sorted(alive, key=lambda a: (-a.n_bytes, a.name)))
 
 
 @contextlib.contextmanager

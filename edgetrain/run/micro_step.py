@@ -120,7 +120,7 @@ class MicroStep:
     ) -> torch.Tensor:
         self._note_changed(undo)
         self.falls = []
-        now, total, most = self, None, 0
+        now, total, max_bytes = self, None, 0
         for number, (step, given, weight) in enumerate(parts):
             if number and self.turn is not None:
                 now = self.turn(now)
@@ -132,9 +132,9 @@ class MicroStep:
             self.falls += step.falls
             if weight:
                 total = value * weight if total is None else total + value * weight
-            most = max(most, step.arena.most_bytes if step.arena is not None else 0)
+            max_bytes = max(max_bytes, step.arena.most_bytes if step.arena is not None else 0)
         assert total is not None
-        self.most_bytes = most
+        self.most_bytes = max_bytes
         return total
 
     @property
@@ -200,18 +200,18 @@ class MicroStep:
         """That of each micro-batch in turn; those that are alike are traced once."""
         parts = self._parts(batch)
         traces = {id(step): (step, given) for step, given, _ in parts}
-        found = {number: step.trace_memory(*given) for number, (step, given) in traces.items()}
-        return tuple(found[id(step)] for step, _, _ in parts)
+        traced = {number: step.trace_memory(*given) for number, (step, given) in traces.items()}
+        return tuple(traced[id(step)] for step, _, _ in parts)
 
     def _parts(self, batch: Batch) -> list[tuple[CompiledStep, Batch, float]]:
         """Each micro-batch: its step, its slice, which is a view of the batch, and its part of the samples."""
-        found: list[tuple[CompiledStep, Batch, float]] = []
+        parts: list[tuple[CompiledStep, Batch, float]] = []
         sizes, start = self.plan.sizes, 0
         for number, size in enumerate(sizes):
             given = tuple(t[start : start + size] if size and p in self._cut else t for p, t in enumerate(batch))
-            found.append((self._step_of(number), given, size / sum(sizes)))
+            parts.append((self._step_of(number), given, size / sum(sizes)))
             start += size
-        return found
+        return parts
 
     def _step_of(self, number: int) -> CompiledStep:
         sizes = self.plan.sizes

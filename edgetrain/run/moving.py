@@ -17,7 +17,7 @@ from edgetrain.graph.mean_loss import sample_items
 from edgetrain.plan.lifetimes import persistent_bytes
 from edgetrain.plan.micro_batches import counts, infeasible, within
 from edgetrain.plan.planner import Number
-from edgetrain.plan.refusal import lasting, least_bytes, with_bound
+from edgetrain.plan.refusal import lasting, lower_bound_bytes, with_bound
 from edgetrain.plan.unmeasured import here_bytes, refuse_too_large
 from edgetrain.run.activity import doing
 from edgetrain.run.adaptive import RUNGS, BudgetWatch, Ladder, automatic, given, rungs, smallest_bytes
@@ -153,5 +153,5 @@ def _range_of(planner: GraphPlanner, cut: _Cut) -> tuple[int, int, int]:
         with planner.series.time_left.planning() as left_s:
             smallest.append(smallest_bytes(task, planner.series.planner, left_s))
         largest.append(task.keep_all.peak_bytes)
-        bounds.append(least_bytes(task))
+        bounds.append(lower_bound_bytes(task))
     return max(smallest) + cut.kept, max(largest) + cut.kept, max(bounds) + cut.kept

@@ -55,7 +55,7 @@ class Pages:
         self._coming.pop(slot, None)
 
     def settle(self) -> frozenset[int]:
-        """Until nothing moves any more: before memory is let go of. The storages that should have come back, and did
+        """Until nothing moves any more: before memory is freed. The storages that should have come back, and did
         not; what failed to go out is still in memory."""
         failed = self._file.settle()
         self._coming.clear()
@@ -69,7 +69,7 @@ class Pages:
 
 def not_back(why: str) -> UserError:
     return UserError(
-        "a tensor did not come back from storage, and cannot be made again; the step was taken back and the model is "
+        "a tensor did not come back from storage, and cannot be recomputed; the step was taken back and the model is "
         "as it was before",
         received=why, next_step="call the step again; if this comes again, page to another folder",
     )  # fmt: skip

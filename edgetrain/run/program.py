@@ -2,7 +2,7 @@
 
 In:  an error that came out of `Program.run`, with its traceback.
 Out: the place in the schedule where the step goes on, and the variables of its frame; or nothing of them any more
-     (`let_go`), so that the activations of a step that is over are freed.
+     (`free_activations`), so that the activations of a step that is over are freed.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def in_pieces(
 
 def taken(error: BaseException, program: Program, names: Sequence[str]) -> dict[str, Any]:
     """The variables of the program that stopped with the error."""
-    found = _frame(error, program)
-    if found is None:
+    trace = _frame(error, program)
+    if trace is None:
         raise InternalError("a step stopped outside of its program")
-    there = _variables(found)
+    there = _variables(trace)
     return {name: there[name] for name in names}
 
 
@@ -159,8 +159,9 @@ def _line(trace: TracebackType) -> int:
 
 def _variables(trace: TracebackType) -> dict[str, Any]:
     there = trace.tb_frame.f_locals
-    found: dict[str, Any] = there.get("variables", {}) if trace.tb_frame.f_code.co_filename == __file__ else there
-    return found
+    in_pieces = trace.tb_frame.f_code.co_filename == __file__
+    values: dict[str, Any] = there.get("variables", {}) if in_pieces else there
+    return values
 
 
 def stopped(error: BaseException | None, program: Program) -> Stopped | None:
@@ -173,7 +174,7 @@ def stopped(error: BaseException | None, program: Program) -> Stopped | None:
     return None
 
 
-def let_go(error: BaseException) -> None:
+def free_activations(error: BaseException) -> None:
     """Of the activations that the frames of a step still hold, which the error has stopped; and those that something
     else had stopped before, to go on."""
     seen: BaseException | None = error

@@ -60,11 +60,11 @@ def refused(
     rule = entry_of(op.kind).limits
     for limits in () if rule is None else rule(graph, op):
         try:
-            found = _wrong(graph, op, limits, inputs)
+            wrong = _wrong(graph, op, limits, inputs)
         except Exception:  # what the values are made of is refused, too
             continue
-        if found is not None:
-            return kind(f"{found[0]} that {where} does not know; nothing was changed", **found[1])
+        if wrong is not None:
+            return kind(f"{wrong[0]} that {where} does not know; nothing was changed", **wrong[1])
     text = str(error).strip().splitlines()
     if text and text[0].startswith(OF_DISTRIBUTIONS):
         wrong = text[0].removeprefix(OF_DISTRIBUTIONS)
@@ -135,11 +135,11 @@ def computed(graph: Graph, numbers: Iterable[int], t: int, inputs: Mapping[int, 
                 {k: call.argument(v, values) for k, v in op.kwargs},
             )
             try:
-                made = call.resolve(op.kind)(*args, **kwargs)
+                result = call.resolve(op.kind)(*args, **kwargs)
             except OF_KERNELS as error:
                 raise refused(graph, op, error, inputs) from error
-            made = made if isinstance(made, tuple | list) else (made,)
-            values.update((at, value) for at, value in zip(op.outputs, made, strict=False) if at is not None)
+            result = result if isinstance(result, tuple | list) else (result,)
+            values.update((at, value) for at, value in zip(op.outputs, result, strict=False) if at is not None)
         return values[t]
 
     devices = call.autocast_devices()

@@ -52,7 +52,7 @@ from edgetrain.run.shapes import Shapes
 
 T = TypeVar("T")
 MAX_STATES = 4  # of a model, such as training and evaluation mode, for each of these shapes
-MOST_CAPTURES = 200  # of one step, each with a layout more that was learnt
+MAX_CAPTURES = 200  # of one step, each with a layout more that was learnt
 
 
 class PagingWarning(UserWarning):
@@ -102,8 +102,8 @@ def prepare(
     clip_norm: scale the gradients down so that their norm, all of them together, is at most this.
     unused: "freeze" accepts parameters of the optimizer that the loss does not reach.
     page_to: a folder on storage of this device. Tensors may go there and come back where that takes less time than to
-    make them again; where the storage is too slow for it nothing is paged, and the plan says so. A transfer that fails
-    costs no step: what is lost is made again, a `PagingWarning` says why, and later steps do without.
+    recompute them; where the storage is too slow for it nothing is paged, and the plan says so. A transfer that fails
+    costs no step: what is lost is recomputed, a `PagingWarning` says why, and later steps do without.
     keep_memory: let the process keep what a step frees for the next one, which saves up to a third of the time where
     malloc is glibc's (see native/malloc.py); False leaves malloc as it is.
     micro_batches: take each batch in so many parts, add their gradients up and update once; "auto": as many as take the
@@ -261,10 +261,10 @@ class Step:
 
     def compiled(self, *batch: Any) -> CompiledStep:
         """The compiled step for batches of this shape, where they are not taken in micro-batches."""
-        found = self.of_shape(*batch)
-        if not isinstance(found, CompiledStep):
+        step = self.of_shape(*batch)
+        if not isinstance(step, CompiledStep):
             raise UserError("this step takes its batches in micro-batches", next_step="call of_shape")
-        return found
+        return step
 
     def of_shape(self, *batch: Any) -> CompiledStep | MicroStep:
         """The step for batches of this shape; captured, planned and compiled now if it is new."""
@@ -279,11 +279,11 @@ class Step:
 
     def _seen_before_or_new(self, key: tuple[Any, ...], batch: tuple[Any, ...]) -> Variant:
         """The one whose objects are what they are now; or the batch captured, planned and compiled."""
-        known = {at: one for at, one in self._variants.items() if at[0] == key}
-        at = next((at for at, one in reversed(known.items()) if one.captured.watch.holds()), None)
+        known = {at: variant for at, variant in self._variants.items() if at[0] == key}
+        at = next((at for at, variant in reversed(known.items()) if variant.captured.watch.holds()), None)
         if at is None:
             variant = self._maker.new(batch, list(known.values()))
-            same = [at for at, one in known.items() if one.captured.signature == variant.captured.signature]
+            same = [at for at, earlier in known.items() if earlier.captured.signature == variant.captured.signature]
             for old in same or list(known)[: 1 - MAX_STATES]:
                 self._variants.forget(old)
             at = (key, self._captures)
@@ -354,12 +354,12 @@ class Step:
             captures += 1
             try:
                 step = self.of_shape(*batch)
-                found = work(step)
+                result = work(step)
                 if step.page_fault is not None:
                     self._page_no_more(step.page_fault)
-                return found
+                return result
             except LayoutMismatch as mismatch:
-                lost = not mismatch.learnt or captures == MOST_CAPTURES
+                lost = not mismatch.learnt or captures == MAX_CAPTURES
                 if lost and not self._maker.leave_channels_last():  # plain layouts are predicted better
                     raise
             self._variants.clear()
@@ -368,7 +368,7 @@ class Step:
     def _page_no_more(self, why: str) -> None:
         warnings.warn(
             f"a tensor that was paged to {self._maker.options.page_to} did not come back as it was: {why}. "
-            "What was lost was made again, so the step is right; the next ones do without paging.",
+            "What was lost was recomputed, so the step is right; the next ones do without paging.",
             PagingWarning, stacklevel=4,
         )  # fmt: skip
         self._maker.stop_paging()

@@ -160,14 +160,14 @@ class Trainer:
             raise UserError("Evaluation needs test data and an evaluate function: both, or neither.")
         tested = (test, evaluate) if test is not None and evaluate is not None else None
         with self.folder.locked():
-            found, messages = _find(self.folder, resume)
+            checkpoint, messages = _find(self.folder, resume)
             loop = _Loop(self, model, optimizer, train, tested, metadata or {}, messages)
-            loop.start(found)
+            loop.start(checkpoint)
             if loop.finished and self._recorded_as_finished():
                 messages.append(f"The run in {self.folder.path} is finished: nothing is left to train.")
                 return loop.result()
             record = self._begin(messages)
-            loop.open_metrics(resumed=found is not None)
+            loop.open_metrics(resumed=checkpoint is not None)
             try:
                 # Capturing a step may draw random numbers; training must not notice.
                 state = rng_state()
@@ -240,14 +240,14 @@ class _Loop:
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def start(self, found: Checkpoint | None) -> None:
+    def start(self, checkpoint: Checkpoint | None) -> None:
         """Bring everything to where the checkpoint stands, or to the beginning. Writes nothing."""
         first_batch = self.config.batch
-        if found is None:
+        if checkpoint is None:
             seed_all(self.config.seed)
         else:
-            first_batch = self._resume(found)
-        self.messages += set_base_lr(self.optimizer, self.config.lr, resumed=found is not None)
+            first_batch = self._resume(checkpoint)
+        self.messages += set_base_lr(self.optimizer, self.config.lr, resumed=checkpoint is not None)
         warmup_samples = self.config.warmup_steps * first_batch
         self.schedule = Schedule(self.config.schedule, warmup_samples, first_batch, self.total)
         self.scheduler = scheduler(self.optimizer, lambda _: self.schedule.factor(self.samples))
@@ -258,20 +258,20 @@ class _Loop:
         if resumed:
             self._log("resume")
 
-    def _resume(self, found: Checkpoint) -> int:
+    def _resume(self, checkpoint: Checkpoint) -> int:
         """Restore everything; give back the batch size that the run began with."""
-        state, config = found.state, self.config
+        state, config = checkpoint.state, self.config
         self._check_same("number of training samples", state.length, len(self.train))
         self._check_same("seed", state.seed, config.seed)
-        checkpoints.restore(found, self.model, self.optimizer)
+        checkpoints.restore(checkpoint, self.model, self.optimizer)
         self.step, self.samples = state.step, state.epoch * state.length + state.offset
-        self.saved = found.path
+        self.saved = checkpoint.path
         try:
             first_batch = int(state.scheduler["first_batch"])
             self.evaluation = Evaluation(**state.evaluation) if state.evaluation else None
         except (LookupError, TypeError, ValueError) as error:
-            raise UserError(f"The checkpoint {found.path} was not written by the trainer.") from error
-        self.messages.append(f"Resumed from step {state.step} ({found.path}).")
+            raise UserError(f"The checkpoint {checkpoint.path} was not written by the trainer.") from error
+        self.messages.append(f"Resumed from step {state.step} ({checkpoint.path}).")
         if state.batch != config.batch:
             self.messages.append(f"The batch size is {config.batch} from here on; it was {state.batch}.")
         return first_batch
@@ -398,8 +398,8 @@ class _Loop:
         )
 
     def _diverged(self, what: str) -> UserError:
-        found, _ = checkpoints.latest(self.trainer.folder.checkpoints)
-        good = f"resume from the last good checkpoint ({found.path})" if found else "start again"
+        checkpoint, _ = checkpoints.latest(self.trainer.folder.checkpoints)
+        good = f"resume from the last good checkpoint ({checkpoint.path})" if checkpoint else "start again"
         lower = float(self.optimizer.param_groups[0]["initial_lr"]) / 10
         return UserError(
             what,
@@ -444,22 +444,22 @@ def _find(folder: RunFolder, resume: bool) -> tuple[Checkpoint | None, list[str]
     """The checkpoint to begin from, or None for a fresh start, and messages. Never a fresh start over old work."""
     if not resume:
         refuse_old_work(folder)
-    found, messages = checkpoints.latest(folder.checkpoints)
-    if resume and found is None and messages:
+    checkpoint, messages = checkpoints.latest(folder.checkpoints)
+    if resume and checkpoint is None and messages:
         raise UserError(
             f"No checkpoint in {folder.path} is whole.",
             received="\n".join(messages),
             next_step="Start a new run in another folder.",
         )
-    if resume and found is None:
+    if resume and checkpoint is None:
         messages.append(f"No checkpoint in {folder.path} yet: training starts from the beginning.")
-    return found, messages
+    return checkpoint, messages
 
 
 def refuse_old_work(folder: RunFolder) -> None:
     """A UserError where a run has left checkpoints, whole or not."""
-    found, messages = checkpoints.latest(folder.checkpoints)
-    if found or messages:
+    checkpoint, messages = checkpoints.latest(folder.checkpoints)
+    if checkpoint or messages:
         raise UserError(
             f"{folder.path} already holds checkpoints of a run.",
             next_step="Resume that run (--resume), or start a new one in another folder.",

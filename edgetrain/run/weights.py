@@ -71,12 +71,12 @@ def load_weights(model: nn.Module, file: Path | str, *, resize_head: bool = Fals
 
 def _require_numbers(file: Path, wrong: Mapping[str, str | None], next_step: str) -> None:
     """Refuse tensors that the model cannot take as they are. wrong: name → what is wrong with it."""
-    found = [f"{name}: {words}" for name, words in wrong.items() if words is not None]
-    if found:
+    problems = [f"{name}: {words}" for name, words in wrong.items() if words is not None]
+    if problems:
         raise UserError(
             f"The weights in {file} cannot be taken as numbers of the model.",
             expected="dense tensors of finite numbers: floating-point ones where the model has such",
-            received=_first(found), next_step=next_step,
+            received=_first(problems), next_step=next_step,
         )  # fmt: skip
 
 
@@ -256,12 +256,12 @@ def _layer(name: str) -> str:
 def _misfit(file: Path, fit: _Fit, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> UserError:
     shapes = [f"{name} {list(weights[name].shape)} for {list(own[name].shape)}" for name in fit.shapes]
     kinds = (("missing", list(fit.missing)), ("unexpected", list(fit.unexpected)), ("other shapes", shapes))
-    found = "; ".join(f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds if names)
+    differences = "; ".join(f"{len(names)} {kind}: {_first(names)}" for kind, names in kinds if names)
     only_shapes = fit.shapes and not fit.missing and not fit.unexpected
     return UserError(
         f"The weights in {file} do not fit the model.",
         expected=f"the {len(own)} tensors of the model, by name and shape",
-        received=found,
+        received=differences,
         next_step="If only the number of classes differs, ask for a fresh head (resize_head)." if only_shapes else None,
     )
 

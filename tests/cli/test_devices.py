@@ -79,7 +79,8 @@ def test_a_plan_for_a_device_says_that_its_times_are_modelled(run: Run) -> None:
     assert code == 0, err
     text = told(out)
     for words in (
-        "times modelled for Meizu 16T", "not measured", "two times of three", "time of a step, modelled for Meizu 16T",
+        "times modelled for Meizu 16T", "not measured",
+        "about 68 % confidence", "time of a step, modelled for Meizu 16T",
         "energy above idle, modelled for Meizu 16T", "time, modelled for Meizu 16T", "RAM of Meizu 16T 6.44 GB",
         "MNN (2021) alone would hold",
     ):  # fmt: skip

@@ -108,7 +108,7 @@ def test_what_fits_is_kept(run: Run) -> None:
 def test_a_budget_that_is_too_small_is_one_message(run: Run) -> None:
     ended = run("lenet", "--batch", 2, "--memory", "10kB", "--time-limit", 1)
     assert (ended.code, ended.out) == (1, "")
-    assert "no plan was found that keeps 10 kB: the smallest that is known to work is" in ended.told
+    assert "no plan fits in 10 kB: the smallest budget known to work is" in ended.told
     assert "Traceback" not in ended.err
     assert not Path("runs").exists()
     ended = run("lenet", "--batch", 2, "--process-memory", "10MB")

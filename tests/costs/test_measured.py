@@ -22,7 +22,7 @@ from edgetrain.graph.rewrite.fuse import fuse_batch_norm
 from edgetrain.native import arena
 from edgetrain.ops import call
 from edgetrain.plan.keep_all import keep_all
-from edgetrain.run.arena import foretell
+from edgetrain.run.arena import predict
 from edgetrain.run.compiled import CompiledStep
 from tests.helpers.marks import needs_arena
 from tests.helpers.plain import sgd
@@ -113,7 +113,7 @@ def test_events_are_those_of_the_step(net: str, optimizer: str, fused: bool) -> 
     found = step.arena
     assert found is not None
     assert found.most_bytes == plan.peak_bytes - plan.persistent_bytes
-    told = foretell(graph, plan, costs, step._program.held, rehearse=False)
+    told = predict(graph, plan, costs, step._program.held, rehearse=False)
     assert told is not None
     assert [event for event in told if event >= 0] == [event for event in found.events if event >= 0]
     assert len(told) == len(found.events)

@@ -86,12 +86,12 @@ def items(task: Problem, gaps: Iterable[Gap], order: Sequence[int] | None = None
 
 
 def legal(task: Problem, plan: Plan) -> bool:
-    """False where something is paged in that could not be made again, and must be. Any other fault of the plan is
+    """False where something is paged in that could not be recomputed, and must be. Any other fault of the plan is
     raised."""
     try:
         validate(task.graph, plan)
     except InternalError as error:
-        if "could not be made again" not in str(error):
+        if "could not be recomputed" not in str(error):
             raise
         return False
     return True

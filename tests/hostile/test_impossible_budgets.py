@@ -114,13 +114,14 @@ def misspoken(answer: Infeasible, budget: int) -> list[str]:
     """Where the words of an answer are not its numbers."""
     text, lasting = str(answer), sum(n_bytes for _, n_bytes in answer.lasting)
     claims: list[tuple[str, object]] = [
-        (f"that keeps {AMOUNT}:", show_bytes(budget)), (rf"{AMOUNT} \(\d+ bytes\)", show_bytes(answer.smallest_bytes)),
-        (f"none below {AMOUNT} can", show_bytes(answer.bound_bytes)), (r"takes (\d+) bytes", answer.bound_bytes),
+        (f"fits in {AMOUNT}:", show_bytes(budget)), (rf"{AMOUNT} \(\d+ bytes\)", show_bytes(answer.smallest_bytes)),
+        (f"{AMOUNT} is a proven lower bound", show_bytes(answer.bound_bytes)),
+        (r"takes (\d+) bytes", answer.bound_bytes),
         (r"known to work: (\d+) bytes", answer.smallest_bytes), (r"ask for (\d+) bytes", answer.smallest_bytes),
         (f"lasting: {AMOUNT}:", show_bytes(lasting)), (f"alive there: {AMOUNT}", show_bytes(lasting)),
     ]  # fmt: skip
     found = [(re.search(pattern, text), right) for pattern, right in claims]
-    if "no plan was found" in text and not all(match for match, _ in found):
+    if "no plan fits in" in text and not all(match for match, _ in found):
         return [f"something is not said: {text}"]
     return [f"{match[0]}: not {right}" for match, right in found if match is not None and match[1] != str(right)]
 
@@ -312,7 +313,7 @@ def test_a_workspace_that_was_not_measured_is_not_smaller_than_it_is(planner: st
         for way, workspace in real.costs.workspace_bytes.items():
             assert all(there.costs.workspace_bytes[way].get(op, 0) >= n for op, n in workspace.items())
     assert unmeasured.own_bytes(real).keys() == {n for n, op in enumerate(graph.ops) if not op.view}
-    assert bound <= refusal.least_bytes(real)
+    assert bound <= refusal.lower_bound_bytes(real)
     order, peak, _ = planning.known_to_work(task, registry.named(planner), until=math.inf)
     assert real.peak_bytes(order) <= peak
 
@@ -359,7 +360,7 @@ def test_a_solver_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(apart, "optimal", forever)
     monkeypatch.setattr(apart, "smallest_order", forever)
     task = made_task()
-    for budget in (1, refusal.least_bytes(task), task.keep_all.peak_bytes - 1):
+    for budget in (1, refusal.lower_bound_bytes(task), task.keep_all.peak_bytes - 1):
         begin = time.monotonic()
         with contextlib.suppress(Infeasible):
             made = et.plan(task.graph, task.costs, et.Budget(budget), time_limit_s=0.1, use_cache=False)
@@ -370,7 +371,7 @@ def test_a_solver_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("planner", GREEDY)
 def test_a_greedy_planner_gives_up_when_its_time_is_over(planner: str) -> None:
     task = made_task()
-    request = Request(task, refusal.least_bytes(task), until=time.monotonic() - 1)
+    request = Request(task, refusal.lower_bound_bytes(task), until=time.monotonic() - 1)
     assert registry.named(planner).find(request).order is None
 
 
@@ -378,7 +379,7 @@ def test_a_greedy_planner_gives_up_when_its_time_is_over(planner: str) -> None:
 def test_bisection_ends_on_few_bytes(high: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What no planner keeps, between a bound and a peak one byte and more apart."""
     task = made_task()
-    monkeypatch.setattr(refusal, "least_bytes", lambda task: 1)
+    monkeypatch.setattr(refusal, "lower_bound_bytes", lambda task: 1)
     monkeypatch.setattr(Problem, "peak_bytes", lambda self, order: high)
     tries = list[int]()
 

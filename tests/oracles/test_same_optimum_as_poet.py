@@ -37,7 +37,7 @@ from edgetrain.plan.mip.search import optimal
 from edgetrain.plan.plan import Compute, Free, Item, PageIn, PageOut, Updates
 from edgetrain.plan.planner import Aim
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.refusal import least_bytes
+from edgetrain.plan.refusal import lower_bound_bytes
 from edgetrain.plan.validate import validate
 from tests.oracles.poet_as_published import Instance, Schedule, Solution, Switches, instance, solve
 from tests.oracles.poet_check import check
@@ -271,7 +271,7 @@ def require_same_optimum(question: Question) -> str:
 
 def drawn_question(draw: Random, task: Problem) -> Question:
     """A budget between what the hungriest op takes and keeping all; a limit of time that excludes something, often."""
-    low, high = least_bytes(task), task.keep_all.peak_bytes
+    low, high = lower_bound_bytes(task), task.keep_all.peak_bytes
     parameters_count = draw.random() < 0.6
     memory = low + int(draw.uniform(0.0, 0.8) * (high - low))
     objective: Objective = draw.choice(("energy", "time"))
@@ -314,7 +314,7 @@ def test_random_steps_have_the_same_optimum(seed: int) -> None:
 @pytest.mark.parametrize(("shape", "n_forward", "part"), [("chain", 10, 0.85), ("branching", 10, 0.7)])
 def test_steps_of_20_ops_and_more(kind: Kind, shape: Shape, n_forward: int, part: float) -> None:
     task = made_step(2, n_forward, shape, updates="guarded")
-    low, high = least_bytes(task), task.keep_all.peak_bytes
+    low, high = lower_bound_bytes(task), task.keep_all.peak_bytes
     question = Question(task, low + int(part * (high - low)), "energy", kind)
     assert len(question.instance(safe=False).nodes) >= 22
     assert require_same_optimum(question) in ("equal", "ours is in no stage of theirs", "not proven")
@@ -323,7 +323,7 @@ def test_steps_of_20_ops_and_more(kind: Kind, shape: Shape, n_forward: int, part
 @pytest.mark.parametrize(("kind", "seed"), [("recompute", 2), ("page", 2), ("both", 1)])
 def test_a_chain_of_40_ops(kind: Kind, seed: int) -> None:
     task = made_step(seed, 19, "chain", updates="guarded")
-    low, high = least_bytes(task), task.keep_all.peak_bytes
+    low, high = lower_bound_bytes(task), task.keep_all.peak_bytes
     question = Question(task, low + int(0.9 * (high - low)), "energy", kind)
     assert len(question.instance(safe=False).nodes) == 40
     assert require_same_optimum(question) in ("equal", "not proven")
@@ -335,7 +335,7 @@ def test_beside_the_ops_transfers_are_never_dearer(seed: int) -> None:
     draw = Random(seed)
     task = made_step(seed, draw.randint(3, 5), draw.choice(("chain", "branching")), updates="guarded")
     question = replace(drawn_question(draw, task), kind="both", parameters_count=True, paging_time_counts=True)
-    question = replace(question, memory_bytes=max(question.memory_bytes, least_bytes(task)))
+    question = replace(question, memory_bytes=max(question.memory_bytes, lower_bound_bytes(task)))
     theirs = question.published(safe=False)
     if theirs.status != "optimal":
         return
@@ -348,7 +348,7 @@ def test_beside_the_ops_transfers_are_never_dearer(seed: int) -> None:
 
 def test_the_planner_poet_is_as_good_as_poet() -> None:
     task = made_step(9, 5, "branching", updates="guarded")
-    low, high = least_bytes(task), task.keep_all.peak_bytes
+    low, high = lower_bound_bytes(task), task.keep_all.peak_bytes
     question = Question(task, low + (high - low) // 3)
     theirs = question.published(safe=False)
     made = et.plan(task.graph, task.costs, et.Budget(question.memory_bytes), planner="poet", updates=task.updates)

@@ -25,7 +25,7 @@ from edgetrain.plan.planners.dtr import dtr
 from edgetrain.plan.planners.fast import fast
 from edgetrain.plan.planners.melon import melon
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.refusal import least_bytes
+from edgetrain.plan.refusal import lower_bound_bytes
 from edgetrain.plan.validate import validate
 from edgetrain.run.layouts import LayoutMismatch
 from tests.helpers.plain import Snapshot, Training, bits, differing, run, sgd
@@ -80,7 +80,7 @@ def check(task: Problem, order: Sequence[Item], limit: int) -> Plan:
     plan = task.plan(order, planner="test")
     validate(task.graph, plan)
     assert plan.peak_bytes == task.peak_bytes(order) <= limit
-    assert plan.peak_bytes >= least_bytes(task)
+    assert plan.peak_bytes >= lower_bound_bytes(task)
     assert plan.time_s is not None
     assert plan.time_s >= task.keep_all_time_s
     return plan

@@ -370,6 +370,6 @@ def test_what_cannot_be_made_again_is_paged_only_where_the_step_can_be_taken_bac
         if allowed:
             validate(given.graph, plan)
         else:
-            with pytest.raises(InternalError, match="could not be made again"):
+            with pytest.raises(InternalError, match="could not be recomputed"):
                 validate(given.graph, plan)
     assert {("early", "backward"), ("together", "update"), ("together", "backward")} <= seen

@@ -362,7 +362,7 @@ def test_what_cannot_be_made_again_takes_the_step_back(updates: Updates, tmp_pat
         keeps(given.batch(1))
         assert differing(ours.snapshot(), twin.snapshot()) == []
     assert went_on  # at least where nothing was in the store before
-    assert "cannot be made again; the step was taken back" in said
+    assert "cannot be recomputed; the step was taken back" in said
 
 
 class Failing:
@@ -537,7 +537,7 @@ def test_a_loss_that_no_op_reads_any_more_is_waited_for(tmp_path: Path) -> None:
     assert torch.equal(trained(given, step, 3), losses)
     assert differing(ours.snapshot(), snapshot) == []
     disk.arm(1, "flip")
-    with pytest.raises(UserError, match="cannot be made again"):
+    with pytest.raises(UserError, match="cannot be recomputed"):
         step(given.batch(3))
     assert differing(ours.snapshot(), snapshot) == []
 
@@ -548,7 +548,7 @@ def test_a_loss_is_not_paged_where_it_could_be_lost(updates: Updates) -> None:
     s = task.graph.tensors[task.graph.outputs[0]].storage
     made = task.position[task.maker[s]]
     late: list[Item] = [*task.order[: made + 1], PageOut(s), *task.order[made + 1 :], PageIn(s)]
-    with pytest.raises(InternalError, match="could not be made again"):
+    with pytest.raises(InternalError, match="could not be recomputed"):
         validate(task.graph, task.plan(late, planner="by hand"))
 
 

@@ -20,7 +20,7 @@ from edgetrain.ops import norm
 from edgetrain.plan import registry
 from edgetrain.plan.plan import Plan, Updates
 from edgetrain.plan.problem import Problem, problem
-from edgetrain.plan.refusal import least_bytes
+from edgetrain.plan.refusal import lower_bound_bytes
 from edgetrain.run.compiled import CompiledStep
 from tests.helpers.marks import PLANNED_STEPS
 from tests.helpers.nets import CASES, Case
@@ -235,7 +235,7 @@ def test_a_plan_is_saved_loaded_equal_and_refused_for_another_graph(tmp_path: Pa
 def test_a_budget_just_below_the_smallest_is_refused_and_the_bound_is_proven() -> None:
     _, graph, task = by_hand("dropout", "early")
     answer = infeasible("dropout", task.keep_all.persistent_bytes + 1)
-    assert answer.bound_bytes == least_bytes(task)
+    assert answer.bound_bytes == lower_bound_bytes(task)
     for order in (task.order, again_and_again(task)):
         assert task.peak_bytes(order) >= answer.bound_bytes
     with pytest.raises(Infeasible):

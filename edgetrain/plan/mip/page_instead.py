@@ -53,8 +53,8 @@ def page_instead(
 
 
 def _recomputes(problem: Problem, order: Sequence[Item]) -> list[tuple[int, int]]:
-    """Each storage that is made again, with the op of the problem's order before which that happens."""
-    found: list[tuple[int, int]] = []
+    """Each storage that is recomputed, with the op of the problem's order before which that happens."""
+    recomputes: list[tuple[int, int]] = []
     waiting: list[int] = []
     done: set[int] = set()
     for item in order:
@@ -64,14 +64,14 @@ def _recomputes(problem: Problem, order: Sequence[Item]) -> list[tuple[int, int]
             waiting += problem.makes[item]
             continue
         done.add(item)
-        found += [(s, item) for s in waiting]
+        recomputes += [(s, item) for s in waiting]
         waiting.clear()
     made_s = {s: problem.costs.ops[op].again_s for s, op in problem.maker.items()}
-    return sorted(found, key=lambda pair: made_s[pair[0]] / max(1, problem.size[pair[0]]), reverse=True)
+    return sorted(recomputes, key=lambda pair: made_s[pair[0]] / max(1, problem.size[pair[0]]), reverse=True)
 
 
 def _paged(form: PagingFormulation, order: Sequence[Item], s: int, before: int, waits: bool) -> tuple[Item, ...] | None:
-    """The order in which the storage is paged in before that op, where it was made again. None where it was not, or
+    """The order in which the storage is paged in before that op, where it was recomputed. None where it was not, or
     cannot be paged."""
     problem, point = form.problem, form.at[before]
     sends = next((way for way in (waits, *form.ways) if (s, way) in form.freed), None)
@@ -129,10 +129,10 @@ def _pruned(problem: Problem, order: Sequence[Item]) -> tuple[Item, ...]:
         if isinstance(item, PageIn):
             wanted.discard(item.storage)
         elif isinstance(item, int):
-            made = problem.makes[item]
-            if first[item] < at and not problem.is_view[item] and wanted.isdisjoint(made):
+            created = problem.makes[item]
+            if first[item] < at and not problem.is_view[item] and wanted.isdisjoint(created):
                 continue
-            wanted.difference_update(made)
+            wanted.difference_update(created)
             wanted.update(problem.reads[item])
         kept.append(item)
     return tuple(reversed(kept))

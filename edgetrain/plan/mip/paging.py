@@ -39,7 +39,7 @@ from edgetrain.plan.plan import Free, Item, PageIn, PageOut
 from edgetrain.plan.problem import Problem
 
 INSTANTS = 25
-LEAST_PART = 1 / 1000  # of what keeping all takes above what lasts: smaller storages are not paged
+MIN_PART = 1 / 1000  # of what keeping all takes above what lasts: smaller storages are not paged
 
 
 class PagingFormulation(Formulation):
@@ -84,14 +84,14 @@ class PagingFormulation(Formulation):
         p = self.problem
         if self.wide:
             return [s for s in self.points if s in p.pageable]
-        least = LEAST_PART * (p.keep_all.peak_bytes - p.keep_all.persistent_bytes)
+        min_bytes = MIN_PART * (p.keep_all.peak_bytes - p.keep_all.persistent_bytes)
         return [
             s for s, points in self.points.items()
-            if s in self.uses and s in p.pageable and self._safe(s, points[-1]) and p.size[s] >= least
+            if s in self.uses and s in p.pageable and self._safe(s, points[-1]) and p.size[s] >= min_bytes
         ]  # fmt: skip
 
     def _safe(self, s: int, point: int) -> bool:
-        """Once something is updated it must be possible to make it again when it does not come back."""
+        """Once something is updated it must be possible to recompute it when it does not come back."""
         p = self.problem
         updates = p.updates in ("early", "final") or (p.updates == "together" and point >= self.first_update)
         return not updates or self._until[s] >= p.position[self.ops[point]]
@@ -204,11 +204,11 @@ class PagingFormulation(Formulation):
         size, store = self.problem.size, self.store
         moving = {(v, waits): store.out_s(size[s]) for (s, waits), v in self.O.items()}
         moving |= {(v, waits): store.in_s(size[s]) for (s, _, waits), v in self.I.items()}
-        found = super().extra(objective)
+        row = super().extra(objective)
         for (v, waits), seconds in moving.items():
             joules = None if store.power_w is None else store.power_w * seconds
-            found[v] = self._weigh(objective, seconds if waits else 0.0, joules)
-        return found | dict.fromkeys(self.W, self._weigh(objective, 1.0, 0.0))
+            row[v] = self._weigh(objective, seconds if waits else 0.0, joules)
+        return row | dict.fromkeys(self.W, self._weigh(objective, 1.0, 0.0))
 
     # ---- from a solution to an order and back
 
@@ -222,7 +222,7 @@ class PagingFormulation(Formulation):
 
     def _comings(self, order: Sequence[Item]) -> dict[int, dict[int, bool]]:
         """Storage → the points for which it is paged in, and whether it gets its memory there alone."""
-        found: dict[int, dict[int, bool]] = {}
+        comings: dict[int, dict[int, bool]] = {}
         coming: dict[int, int] = {}  # storage → the op before which it gets memory
         done: set[int] = set()
         begun: list[int] = []
@@ -235,20 +235,20 @@ class PagingFormulation(Formulation):
                 coming.update(dict.fromkeys(begun, index))
                 begun.clear()
                 for s in [s for s in coming if self.brings(s, index)]:
-                    found.setdefault(s, {})[index] = coming.pop(s) == index
-        return found
+                    comings.setdefault(s, {})[index] = coming.pop(s) == index
+        return comings
 
     def values(self, order: Sequence[Item]) -> Values | None:
-        found = super().values(order)
-        if found is None:
+        values = super().values(order)
+        if values is None:
             return None
         for s, points in self._comings(order).items():
             # The last of what there is: it waits, and is always possible.
-            found[self._sends(s)[0]] = 1.0
+            values[self._sends(s)[0]] = 1.0
             for point, alone in points.items():
-                found[self.brings(s, point)[-1 if alone else 0]] = 1.0
-        self._fill_channel(found)
-        return found
+                values[self.brings(s, point)[-1 if alone else 0]] = 1.0
+        self._fill_channel(values)
+        return values
 
     def _fill_channel(self, values: Values) -> None:
         """The least waiting with which a solution keeps the rows of the channel."""
@@ -265,13 +265,13 @@ class PagingFormulation(Formulation):
 
     def _there(self, values: Values, t: int, i: int, s: int) -> int | None:
         paged = (v for v in self.brings(s, t) if values[v] > 0.5)
-        found = super()._there(values, t, i, s)
-        return next(paged, None) if found is None else found
+        variable = super()._there(values, t, i, s)
+        return next(paged, None) if variable is None else variable
 
     def _reasons(self, values: Values, t: int, i: int, s: int) -> list[int] | None:
         moving = (v for v in self.transit(t) if self._storage[v] == s and values[v] > 0.5)
-        found = next(moving, None)
-        return [found] if found is not None else super()._reasons(values, t, i, s)
+        in_transit = next(moving, None)
+        return [in_transit] if in_transit is not None else super()._reasons(values, t, i, s)
 
     def _before(self, index: int, values: Values) -> list[Item]:
         """What has gone is freed, and what comes gets memory."""
@@ -288,7 +288,7 @@ class PagingFormulation(Formulation):
         return any(self._comes(s, point, values) for point in self.points[s])
 
     def _comes(self, s: int, point: int, values: Values) -> bool:
-        """Where it is kept all the same, or made again, nothing has to come."""
+        """Where it is kept all the same, or recomputed, nothing has to come."""
         brings = self.brings(s, point)
         others = [v for v in self.present(s, point) if v not in brings]
         return any(values[v] > 0.5 for v in brings) and all(values[v] < 0.5 for v in others)

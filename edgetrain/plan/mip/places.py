@@ -29,7 +29,7 @@ def places_over(problem: Problem, order: Sequence[Item], budget: float) -> list[
     moments = iter(problem.moments(order))
     done: set[int] = set()
     places: list[tuple[int, bool, int, frozenset[int]]] = []
-    found: list[Place] = []
+    worst: list[Place] = []
     for action, alive in lifetimes.alive_during(problem.graph, problem.actions(order)):
         again = action.op in done
         done.add(action.op)
@@ -39,6 +39,6 @@ def places_over(problem: Problem, order: Sequence[Item], budget: float) -> list[
         if not again and not problem.is_view[action.op]:
             if places:
                 op, was_again, held, there = max(places, key=lambda place: place[2])
-                found.append(Place(op, was_again, action.op, held, there))
+                worst.append(Place(op, was_again, action.op, held, there))
             places.clear()
-    return found
+    return worst

@@ -92,7 +92,7 @@ class Formulation:
         self.candidates = self._wide_candidates() if wide else {t: self._candidates(t) for t in self.stages}
         # stage → storage → the first recompute there that reads it
         self.first_reader = {
-            t: {s: self.at[j] for j in reversed(found) for s in p.reads[j]} for t, found in self.candidates.items()
+            t: {s: self.at[j] for j in reversed(ops) for s in p.reads[j]} for t, ops in self.candidates.items()
         }
         self.count = 0
         self.K = {(s, g): self._variable() for s, points in self.points.items() for g in range(len(points))}
@@ -134,13 +134,13 @@ class Formulation:
         leave behind stays from when it is made."""
         p = self.problem
         kept = lifetimes.results(p.graph)
-        made = {s: index for index, number in enumerate(self.ops) for s in p.makes[number] if s not in kept}
+        maker = {s: index for index, number in enumerate(self.ops) for s in p.makes[number] if s not in kept}
         uses: dict[int, list[int]] = {}
         for index, number in enumerate(self.ops):
             for s in p.reads[number]:
-                if s in made:
+                if s in maker:
                     uses.setdefault(s, []).append(index)
-        return made, uses
+        return maker, uses
 
     def _fixed(self) -> tuple[list[int], list[int]]:
         """The bytes before and during each op that no decision changes: all but the storages with gaps."""
@@ -166,30 +166,35 @@ class Formulation:
         """The ops that may be recomputed before the stage, inputs first. The stage becomes a point of what those that
         end a chain read."""
         p = self.problem
-        found: set[int] = set()
+        candidates: set[int] = set()
         front = [s for s in p.reads[self.ops[stage]] if s in self.uses]
         for level in range(self.depth if self.recompute else 0):
-            new = {p.maker[s] for s in front} - found
+            new = {p.maker[s] for s in front} - candidates
             new = {op for op in new if p.deadline[op] > p.position[self.ops[stage]]}
-            found |= new
+            candidates |= new
             front = [s for op in new for s in p.reads[op]]
             for s in front if level < self.reach else ():
                 self.points.setdefault(s, [])
                 self._add_point(s, stage)
-        for s in (s for op in found if len(p.makes[op]) > 1 for s in p.makes[op] if s in self.uses):
-            self._add_point(s, stage)  # made again beside what the chain is for
+        for s in (s for op in candidates if len(p.makes[op]) > 1 for s in p.makes[op] if s in self.uses):
+            self._add_point(s, stage)  # recomputed beside what the chain is for
         # An op whose input can neither be kept until the stage nor be recomputed there cannot run.
         while True:
-            lost = {op for op in found for s in p.reads[op] if self.gap(s, stage) is None and p.maker[s] not in found}
+            lost = {
+                op
+                for op in candidates
+                for s in p.reads[op]
+                if self.gap(s, stage) is None and p.maker[s] not in candidates
+            }
             if not lost:
-                return sorted(found, key=self.at.__getitem__)
-            found -= lost
+                return sorted(candidates, key=self.at.__getitem__)
+            candidates -= lost
 
     def _wide_candidates(self) -> dict[int, list[int]]:
         """Before every op, all that may be recomputed there and may be of use then or later; each such stage is a point
         of what they read and make."""
         p = self.problem
-        found: dict[int, list[int]] = {t: [] for t in range(len(self.ops))}
+        candidates: dict[int, list[int]] = {t: [] for t in range(len(self.ops))}
         useful = {s: uses[-1] for s, uses in self.uses.items()}  # the last stage at which it can be of use
         for index in range(len(self.ops) - 1, -1, -1):
             i = self.ops[index]
@@ -198,13 +203,13 @@ class Formulation:
             if not self.recompute or not stages or any(s not in self.forward_last for s in (*p.reads[i], *p.makes[i])):
                 continue
             for t in stages:
-                found[t].insert(0, i)
+                candidates[t].insert(0, i)
             for s in p.reads[i]:
                 useful[s] = max(useful[s], stages[-1])
             for s in (*p.reads[i], *(s for s in p.makes[i] if s in useful)):
                 self.points[s] = sorted({*self.points[s], *stages})
-        self.stages = [t for t in found if found[t] or t in self.stages]
-        return {t: found[t] for t in self.stages}
+        self.stages = [t for t in candidates if candidates[t] or t in self.stages]
+        return {t: candidates[t] for t in self.stages}
 
     def _add_point(self, s: int, stage: int) -> None:
         points = self.points[s]
@@ -230,11 +235,11 @@ class Formulation:
         return iter(())
 
     def _before(self, index: int, values: Values) -> list[Item]:
-        """What happens before the recomputes of a stage, and"""
+        """What happens before the recomputes of a stage."""
         return []
 
     def _after(self, index: int, values: Values) -> list[Item]:
-        """after an op."""
+        """What happens after an op."""
         return []
 
     # ---- the rows
@@ -316,8 +321,8 @@ class Formulation:
         ways = self.problem.costs.workspace_bytes
         if not lifetimes.overwrites(self.problem.graph, number):
             return 0.0
-        made = self.problem.size[self.problem.makes[number][0]]
-        return max(made + ways[way].get(number, 0) - ways["over"].get(number, 0), 0.0)
+        result_bytes = self.problem.size[self.problem.makes[number][0]]
+        return max(result_bytes + ways[way].get(number, 0) - ways["over"].get(number, 0), 0.0)
 
     def _while_recomputing(self, t: int, i: int) -> MemoryRow:
         """What it takes at least: it may overwrite an input that the stage does not read."""
@@ -337,9 +342,9 @@ class Formulation:
             later = self._later(s, t)
             if later is not None:
                 row[later] = float(p.size[s])
-                made = self.R.get((t, p.maker[s]))
-                if made is not None and self.at[p.maker[s]] > self.at[i]:
-                    row[made] = row.get(made, 0.0) - p.size[s]
+                recomputed = self.R.get((t, p.maker[s]))
+                if recomputed is not None and self.at[p.maker[s]] > self.at[i]:
+                    row[recomputed] = row.get(recomputed, 0.0) - p.size[s]
         for j in self.candidates[t]:
             if self.at[j] < self.at[i] and wanted.intersection(p.makes[j]):
                 row[self.R[t, j]] = row.get(self.R[t, j], 0.0) + sum(p.size[s] for s in wanted.intersection(p.makes[j]))
@@ -360,12 +365,12 @@ class Formulation:
 
     def between(self, first: int, last: int) -> list[int]:
         """The variables that have to do with the stages from the first to the last."""
-        found = [v for (t, _), v in self.R.items() if first <= t <= last]
+        variables = [v for (t, _), v in self.R.items() if first <= t <= last]
         for (s, g), v in self.K.items():
             begin = self.points[s][g - 1] if g else self.forward_last[s]
             if begin <= last and first <= self.points[s][g]:
-                found.append(v)
-        return found
+                variables.append(v)
+        return variables
 
     # ---- from a solution to an order and back
 
@@ -374,22 +379,22 @@ class Formulation:
         for (t, i), v in self.R.items():
             if values[v] > 0.5:
                 chosen.setdefault(t, []).append(i)
-        found: list[Item] = []
+        items: list[Item] = []
         views: list[int] = []  # taken for the op that follows: after its recomputes, of what they make
         for number in self.problem.order:
             if number not in self.at:
                 views.append(number)
                 continue
             index = self.at[number]
-            found += [*self._before(index, values), *sorted(chosen.get(index, ()), key=self.at.__getitem__)]
-            found += [*views, number, *self._after(index, values)]
+            items += [*self._before(index, values), *sorted(chosen.get(index, ()), key=self.at.__getitem__)]
+            items += [*views, number, *self._after(index, values)]
             views.clear()
-        return (*found, *views)
+        return (*items, *views)
 
     def values(self, order: Sequence[Item]) -> Values | None:
         """The solution that gives this order; None where it is not of the class."""
         p = self.problem
-        found = np.zeros(self.count)
+        solution = np.zeros(self.count)
         waiting: list[int] = []
         done: set[int] = set()
         for number in (n for n in order if isinstance(n, int) and not p.is_view[n]):
@@ -400,22 +405,22 @@ class Formulation:
             t = self.at[number]
             if any((t, i) not in self.R for i in waiting):
                 return None
-            found[[self.R[t, i] for i in waiting]] = 1.0
+            solution[[self.R[t, i] for i in waiting]] = 1.0
             waiting.clear()
-        chosen = {(t, i) for (t, i), v in self.R.items() if found[v]}
+        chosen = {(t, i) for (t, i), v in self.R.items() if solution[v]}
         brought = self.brought(order)
         for s, points in self.points.items():
             wanted = {*self.uses.get(s, ()), *(t for t, i in chosen if s in p.reads[i])}
-            made = {t for t, i in chosen if i == p.maker[s]} | brought.get(s, set())
+            recomputed = {t for t, i in chosen if i == p.maker[s]} | brought.get(s, set())
             for g, point in enumerate(points):
                 wants = min((t for t in wanted if t >= point), default=math.inf)
-                makes = min((t for t in made if t >= point), default=math.inf)
+                makes = min((t for t in recomputed if t >= point), default=math.inf)
                 kept = wants < makes
-                # Made again while it is kept, it would not be there all the while.
-                if kept and any((points[g - 1] if g else self.forward_last[s]) < t < point for t in made):
+                # Recomputed while it is kept, it would not be there all the while.
+                if kept and any((points[g - 1] if g else self.forward_last[s]) < t < point for t in recomputed):
                     return None
-                found[self.K[s, g]] = float(kept)
-        return found
+                solution[self.K[s, g]] = float(kept)
+        return solution
 
     def cut(self, values: Values, place: Place) -> MemoryRow:
         """What a solution holds while op i is recomputed before stage t: a storage counts where the variables that keep
@@ -442,7 +447,7 @@ class Formulation:
         if saved and options and None in lasting:
             row[self.R[t, i]] -= saved
         elif saved and lasting:
-            count([*dict.fromkeys((self.R[t, i], *(v for found in lasting for v in found or ())))], saved)
+            count([*dict.fromkeys((self.R[t, i], *(v for reasons_of in lasting for v in reasons_of or ())))], saved)
             row[self.R[t, i]] -= saved
         return MemoryRow(row, fixed)
 
@@ -463,8 +468,8 @@ class Formulation:
             self.R[t, j] for j in self.candidates[t]
             if s in p.reads[j] and self.at[j] > self.at[i] and values[self.R[t, j]] > 0.5
         )  # fmt: skip
-        found = next(waits, None)
-        return None if found is None else [there, found]
+        reader = next(waits, None)
+        return None if reader is None else [there, reader]
 
     def _there(self, values: Values, t: int, i: int, s: int) -> int | None:
         """The variable by which s is there when op i is recomputed before stage t."""

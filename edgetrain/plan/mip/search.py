@@ -107,16 +107,16 @@ def optimal(
         start = _within_limits(problem, budget_bytes, aim, start, part_s(2 * PART_ALONE), gap)
     if aim.overlap and aim.pages(problem) and _is_small(problem):
         # A larger class, where all wait for transfers; what is found there takes no longer beside the ops.
-        found = optimal(
+        result = optimal(
             problem, budget_bytes, aim=replace(aim, overlap=False), start=start, time_limit_s=part_s(PART_ALONE),
             gap=gap,
         )  # fmt: skip
-        start = _better(_Search(problem, budget_bytes, aim, 1), start, found.order)
+        start = _better(_Search(problem, budget_bytes, aim, 1), start, result.order)
     if aim.recompute and aim.pages(problem):
         # Joint is never worse than either alone.
         for part in (replace(aim, recompute=False), replace(aim, page=False)):
-            found = optimal(problem, budget_bytes, aim=part, start=start, time_limit_s=part_s(PART_ALONE), gap=gap)
-            start = found.order or start
+            result = optimal(problem, budget_bytes, aim=part, start=start, time_limit_s=part_s(PART_ALONE), gap=gap)
+            start = result.order or start
         if start is not None:
             search = _Search(problem, budget_bytes, aim, DEPTH)
             if search.keeps(start):
@@ -126,10 +126,10 @@ def optimal(
                 )  # fmt: skip
     depth = DEPTH if is_wide(aim, problem) else _depth(problem)
     while True:
-        found = _at_depth(problem, budget_bytes, aim, start, end, gap, depth)
+        result = _at_depth(problem, budget_bytes, aim, start, end, gap, depth)
         deepest = is_wide(aim, problem) or depth >= min(DEEPEST, len(problem.order))
-        if not found.infeasible or deepest or time.monotonic() > end:
-            return found
+        if not result.infeasible or deepest or time.monotonic() > end:
+            return result
         depth *= 2
 
 
@@ -145,9 +145,9 @@ def _within_limits(
     """A schedule that keeps the limits, if seeking the least of what is limited finds one."""
     for what in aim.limits:
         free = replace(aim, objective=what, limits={})
-        found = optimal(problem, budget, aim=free, start=start, time_limit_s=time_limit_s / len(aim.limits), gap=gap)
-        if found.order is not None and _Search(problem, budget, aim, 1).keeps(found.order):
-            return found.order
+        result = optimal(problem, budget, aim=free, start=start, time_limit_s=time_limit_s / len(aim.limits), gap=gap)
+        if result.order is not None and _Search(problem, budget, aim, 1).keeps(result.order):
+            return result.order
     return None
 
 
@@ -206,10 +206,10 @@ class _Search:
     @cached_property
     def solver(self) -> Solver:
         begin = time.monotonic()
-        most = {what: limit - self._value(self.keep_all, what) for what, limit in self.aim.limits.items()}
-        found = Solver(self.form, self.budget, self.aim.objective, most)
+        limits = {what: limit - self._value(self.keep_all, what) for what, limit in self.aim.limits.items()}
+        solver = Solver(self.form, self.budget, self.aim.objective, limits)
         self.build_s = time.monotonic() - begin
-        return found
+        return solver
 
     def timing(self, order: Sequence[Item]) -> Timing:
         return self.problem.timing(order, overlap=self.aim.overlap)
@@ -223,7 +223,7 @@ class _Search:
 
     def worth(self, timing: Timing) -> float:
         """What is to be least; without end where a limit is not kept."""
-        within = all(self._value(timing, what) <= most for what, most in self.aim.limits.items())
+        within = all(self._value(timing, what) <= limit for what, limit in self.aim.limits.items())
         return self._value(timing) if within else math.inf
 
     def keeps(self, order: Sequence[Item]) -> bool:
@@ -299,7 +299,7 @@ class _Search:
         """Take the order if it keeps the limits of time and energy too. True: it waits longer than the program knew,
         and the limit is tighter by as much from now on."""
         timing = self.timing(order)
-        over = {what: self._value(timing, what) - most for what, most in self.aim.limits.items()}
+        over = {what: self._value(timing, what) - limit for what, limit in self.aim.limits.items()}
         if all(excess <= 1e-9 for excess in over.values()):
             self.take(order)
             return False

@@ -141,5 +141,5 @@ class Solver:
     @property
     def bound(self) -> float:
         """In seconds or joules; without a budget, in bytes."""
-        found: float = self._highs.getInfo().mip_dual_bound
-        return found * self._unit
+        bound: float = self._highs.getInfo().mip_dual_bound
+        return bound * self._unit

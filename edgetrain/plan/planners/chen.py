@@ -11,8 +11,8 @@ Out: the order of least time among 1, 2, ... n segments that is within the budge
 Where the cuts are: the bytes that the backward pass reads are shared out evenly among the segments, and each cut goes,
 within half a share of its place, to where the fewest bytes pass from the ops before it to the ops after it in the
 forward pass. In a net that is a chain of blocks these are its articulation points. What passes is kept; what else the
-backward pass reads is dropped, and made again when the backward pass first reads anything of the segment. What cannot
-be made again then stays.
+backward pass reads is dropped, and recomputed when the backward pass first reads anything of the segment. What cannot
+be recomputed then stays.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _forward(problem: Problem) -> _Forward:
             if s in made_at:
                 backward_use.setdefault(s, at)
     change = [0] * (first_backward + 1)
-    for s, made in made_at.items():
-        change[made] += p.size[s]
+    for s, maker in made_at.items():
+        change[maker] += p.size[s]
         change[last_forward_use[s]] -= p.size[s]
     passing, held = [], 0
     for at in range(first_backward):
@@ -88,8 +88,8 @@ def _cuts(problem: Problem, forward: _Forward, segments: int) -> list[int]:
     """Indices into `positions` behind which a segment ends, the last one not among them."""
     total, sums = 0, []
     for at in forward.positions:
-        made = problem.makes[problem.order[at]]
-        total += sum(problem.size[s] for s in made if s in forward.backward_use)
+        created = problem.makes[problem.order[at]]
+        total += sum(problem.size[s] for s in created if s in forward.backward_use)
         sums.append(total)
     share = total / segments
     cuts: set[int] = set()
@@ -134,13 +134,13 @@ def _again(problem: Problem, forward: _Forward, segment: tuple[int, ...]) -> tup
         if not stay:
             break
         inner -= stay
-    found: set[int] = set()
+    positions: set[int] = set()
     while wanted:
         at = forward.made_at[wanted.pop()]
-        if at not in found:
-            found.add(at)
+        if at not in positions:
+            positions.add(at)
             wanted += [r for r in p.reads[order[at]] if r in inner]
-    return where, [order[at] for at in sorted(found)]
+    return where, [order[at] for at in sorted(positions)]
 
 
 CHEN = Planner("chen", "recompute segments of the forward pass (Chen et al. 2016)", greedy(chen), keeps_what_fits=False)

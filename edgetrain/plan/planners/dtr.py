@@ -4,9 +4,9 @@ In:  a problem, a budget in bytes, a heuristic.
 Out: the order that DTR would run the step in, or None where it runs out of memory.
 
 DTR decides online: it knows the past, not what comes. Where an allocation does not fit, the storage with the least h
-goes; an op that misses something makes it again, ancestors first. What the program has let go of is evicted at once
+goes; an op that misses something recomputes it, ancestors first. What the program no longer uses is evicted at once
 (the paper's eager eviction). One thing it is told of the future, because the graph updates in place where DTR would
-copy: a storage that could not be made again at its next use stays.
+copy: a storage that could not be recomputed at its next use stays.
 
     staleness   the time since the last access
     dtr         (own time + that of the evicted neighbourhood e*) ÷ (bytes × staleness); e*: the evicted ancestors
@@ -87,15 +87,15 @@ class _Online(Walk):
     def around_s(self, s: int) -> float:
         """The time of e*, each op once."""
         tables = self.tables
-        found = self.makers([s]) - {tables.made_at[s]}
+        ops = self.makers([s]) - {tables.made_at[s]}
         stack, seen = [s], {s}
         while stack:
             for t in tables.readers[stack.pop()]:
                 if t not in seen and self.is_evicted(t):
                     seen.add(t)
                     stack.append(t)
-                    found.add(tables.made_at[t])
-        return sum(tables.again_s[at] for at in found)
+                    ops.add(tables.made_at[t])
+        return sum(tables.again_s[at] for at in ops)
 
     # ---- the sets of evicted storages
 

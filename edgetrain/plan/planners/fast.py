@@ -74,12 +74,12 @@ def fast(
             break
         name = names[number] if number < len(names) else best_name
         shake = number if number >= len(names) else None
-        found = _walk(tables, budget_bytes, SCORES[name], shake, repairs if best is None else 0, until)
-        if found is not None and polish:
-            found = _Polish(tables, budget_bytes, found).run()
-        time_s = sum(tables.again_s[at] for at in found) if found is not None else best_s
+        sequence = _walk(tables, budget_bytes, SCORES[name], shake, repairs if best is None else 0, until)
+        if sequence is not None and polish:
+            sequence = _Polish(tables, budget_bytes, sequence).run()
+        time_s = sum(tables.again_s[at] for at in sequence) if sequence is not None else best_s
         if time_s < best_s:
-            best, best_s, best_name = found, time_s, name
+            best, best_s, best_name = sequence, time_s, name
     return None if best is None else tuple(tables.order[at] for at in best)
 
 
@@ -161,15 +161,15 @@ class Greedy(Walk):
     def missing_descendants(self, s: int) -> set[int]:
         """The positions of the ops whose missing results, still wanted, are made from the storage."""
         tables = self.tables
-        found: set[int] = set()
+        positions: set[int] = set()
         stack = [s]
         while stack:
             for t in tables.readers[stack.pop()]:
                 at = tables.made_at[t]
-                if at < self.now and not self.live[t] and at not in found and self.next_use[t] <= self.end:
-                    found.add(at)
+                if at < self.now and not self.live[t] and at not in positions and self.next_use[t] <= self.end:
+                    positions.add(at)
                     stack.append(t)
-        return found
+        return positions
 
 
 def _clock(tables: Tables, budget: int, score: Score) -> NDArray[np.float64] | None:
@@ -185,7 +185,7 @@ def _clock(tables: Tables, budget: int, score: Score) -> NDArray[np.float64] | N
 class _Polish:
     """Takes recomputes out of a sequence where what they make could as well have stayed.
 
-        storage   ├──use──┤ · · · · gap · · · · ├made again──use──┤      the bytes of the gap are free: make it one life
+        storage   ├──use──┤ · · · · gap · · · · ├recomputed──use──┤      the bytes of the gap are free: make it one life
 
     lives: storage → for each life the places in the sequence where it is made and used; past the end for a result.
     """

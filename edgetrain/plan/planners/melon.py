@@ -16,7 +16,7 @@ fits between placed blocks alive at the same time, else on top of them. So what 
         │ └─────────────────────────┘ │              └─┬─┴──────┴─┴──────────────┴─┬─┘
         │              a              │                │             b             │
         └─────────────────────────────┘                └───────────────────────────┘
-                                                a goes after its last use and is made again; the rest sinks
+                                                a goes after its last use and is recomputed; the rest sinks
 
 The walk goes through the ops. What an op makes comes into the pool, for all the time until its last use. While the pool
 is above what the budget leaves, the storage of the largest
@@ -34,7 +34,7 @@ How the pool is calibrated, and where this departs from what was published:
   lies under all that was made since, and hardly anything sinks: `hoist="last"` meets few budgets.
 - After a pool that was too high by n bytes, none is laid out before n more have gone: it would hardly be low enough.
 - Updates in place stand early in the graph here. So some ops can run again only up to a deadline, some never
-  (`Problem.deadline`), and what could not be made again at its next use is not evicted.
+  (`Problem.deadline`), and what could not be recomputed at its next use is not evicted.
 - Workspaces of kernels, and the copies that are kept to take a failed step back, are blocks of the pool too. A view is
   part of its storage. A result that overwrites an input, as `lifetimes.schedule` will have it, takes on its block.
 - An op that makes several storages is run again for any of them; those that are still there lie where they lay.
@@ -81,14 +81,14 @@ class Calibrated:
 def pool(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Layout:
     """The layout by Melon's rule. It is one of the greedy ones of `lay_out`, which breaks ties by the order given."""
     by_birth = sorted(range(len(blocks)), key=lambda n: blocks[n].start)
-    found = lay_out(
+    layout = lay_out(
         [blocks[n] for n in by_birth],
         alignment=alignment, orders=("lifetime",), fits=("best",), improve_placements=0,
     )  # fmt: skip
     offsets = [0] * len(blocks)
-    for n, offset in zip(by_birth, found.offsets, strict=True):
+    for n, offset in zip(by_birth, layout.offsets, strict=True):
         offsets[n] = offset
-    return Layout(tuple(offsets), found.height_bytes, found.live_peak_bytes, "Melon's pool")
+    return Layout(tuple(offsets), layout.height_bytes, layout.live_peak_bytes, "Melon's pool")
 
 
 def melon(
@@ -101,8 +101,8 @@ def melon(
     alignment: int = ALIGNMENT,
 ) -> tuple[int, ...] | None:
     """The order alone; see `calibrate`."""
-    found = calibrate(problem, budget_bytes, until=until, pooled=pooled, hoist=hoist, alignment=alignment)
-    return None if found is None else found.order
+    calibrated = calibrate(problem, budget_bytes, until=until, pooled=pooled, hoist=hoist, alignment=alignment)
+    return None if calibrated is None else calibrated.order
 
 
 def calibrate(
@@ -188,10 +188,10 @@ class _Pool:
 
     def lay_out(self, room_bytes: int) -> int:
         """All anew by the rule, if that is within the room; the height that it comes to."""
-        found = pool(self.blocks(), alignment=self.alignment)
-        if found.height_bytes <= room_bytes:
-            self.rows[0] = found.offsets
-        return found.height_bytes
+        layout = pool(self.blocks(), alignment=self.alignment)
+        if layout.height_bytes <= room_bytes:
+            self.rows[0] = layout.offsets
+        return layout.height_bytes
 
     def blocks(self) -> tuple[Block, ...]:
         return tuple(Block(*row) for row in self.rows[1:].T.tolist())
@@ -327,8 +327,8 @@ class _Progressive(Walk):
     def tps(self) -> NDArray[np.float64]:
         """Of every storage; no less than it is where a recompute time has not been looked at."""
         release = self.touched + 1 if self.hoist == "at once" else len(self.sequence)
-        found: NDArray[np.float64] = self.size * (self.next_use + self.ahead - release) / self.least_s
-        return found
+        tps: NDArray[np.float64] = self.size * (self.next_use + self.ahead - release) / self.least_s
+        return tps
 
     def on_recomputed(self, s: int) -> None:
         self.least_s[:] = self.own_s

@@ -8,8 +8,8 @@ Where an allocation does not fit, the storage of the smallest
     (compute time + 1) ÷ (size + 1)
 
 goes, again and again until it fits; times are in microseconds, sizes in bytes. What the op at hand reads is locked, and
-so is what cannot be made again. An op that misses something makes it again, ancestors first. Nothing is known of what
-comes, but one thing: a storage that could not be made again at its next use stays (the graph updates in place).
+so is what cannot be recomputed. An op that misses something recomputes it, ancestors first. Nothing is known of what
+comes, but one thing: a storage that could not be recomputed at its next use stays (the graph updates in place).
 
 Where eviction is not enough SAGE shrinks the micro-batch: `micro_batches.within`, number "fewest".
 """

@@ -202,7 +202,7 @@ def test_paging_instead_keeps_the_budget_and_never_costs_more(name: str) -> None
 
 
 def test_paging_reaches_budgets_that_recomputing_does_not() -> None:
-    """Something that cannot be made again can still be paged, where the updates allow it."""
+    """Something that cannot be recomputed can still be paged, where the updates allow it."""
     task = with_store(small("residual", "together"), speed(small("residual"), 0.5))
     both, alone = smallest(task), smallest(task, aim=Aim(page=False))
     assert task.peak_bytes(both) <= task.peak_bytes(alone)
