@@ -67,10 +67,10 @@ def refused(
             return kind(f"{wrong[0]} that {where} does not know; nothing was changed", **wrong[1])
     text = str(error).strip().splitlines()
     if text and text[0].startswith(OF_DISTRIBUTIONS):
-        wrong = text[0].removeprefix(OF_DISTRIBUTIONS)
+        why = text[0].removeprefix(OF_DISTRIBUTIONS)
         return _kind_of(ValueError)(
             f"{where} works with a distribution that refuses what it is given; nothing was changed",
-            received=wrong, next_step="correct this batch, or look at what the distribution is made of",
+            received=why, next_step="correct this batch, or look at what the distribution is made of",
         )  # fmt: skip
     return kind(
         f"{where} calls {op.kind} ({op.name}), which refuses the tensors that it is given; nothing was changed",
