@@ -216,6 +216,16 @@ class Recorder(TorchDispatchMode):
             if real.grad_fn is not None:
                 real.detach_()
 
+    def release_tensors(self) -> None:
+        """Drop the weak references that the fake mode holds to real tensors and their storages.
+
+        The mode is garbage of a cycle. A storage that dies while Python 3.11 collects such references crashes the
+        process: `PyObject_ClearWeakRefs` allocates a tuple between reading and clearing them.
+        """
+        describer = self.fake_mode.fake_tensor_converter.meta_converter.describer
+        describer.lookup_tensor.clear()
+        describer.lookup_storage.clear()
+
     def _enter(self, module: nn.Module, _args: Any) -> None:
         if threading.get_ident() != self._thread:
             return

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -118,7 +119,9 @@ def _captured_inference(model: nn.Module, example: tuple[Any, ...]) -> Graph:
             def make() -> RecordedStep:
                 return RecordedStep(model, reach, example, False, before.memory, signals)
 
-            return _recorded(model, make, RecordedStep.record_inference, [before], ((model, "model"),)).inference()
+            step = _recorded(model, make, RecordedStep.record_inference, [before], ((model, "model"),))
+            with _released(step):
+                return step.inference()
 
         return _with_signals_held(work)
 
@@ -212,17 +215,22 @@ class _Task:
 
     def result(self) -> _Result:
         def work(signals: RecordingSignals) -> _Result:
-            step = self._record(signals, 2)
-            graph = step.training(
-                self.optimizer, self.trained, freeze_unused=self.freeze_unused, clip_norm=self.clip_norm
-            )
-            return _Result(graph, step.seen, step.signature, step.externals)
+            with _released(self._record(signals, 2)) as step:
+                graph = step.training(
+                    self.optimizer, self.trained, freeze_unused=self.freeze_unused, clip_norm=self.clip_norm
+                )
+                return _Result(graph, step.seen, step.signature, step.externals)
 
         return _with_signals_held(work)
 
     def signature_after(self, result: _Result) -> Signature:
         """That of one more recording."""
-        return _with_signals_held(lambda signals: self._record(signals, 1, result).signature)
+
+        def work(signals: RecordingSignals) -> Signature:
+            with _released(self._record(signals, 1, result)) as step:
+                return step.signature
+
+        return _with_signals_held(work)
 
     def _record(self, signals: RecordingSignals, times: int, like: _Result | None = None) -> RecordedStep:
         with ONE_AT_A_TIME:
@@ -244,6 +252,15 @@ class _Task:
                 step.refuse_thawed(self.held, self.trained)
 
             return _recorded(self.model, make, record_one, before, (*self.roots, *modes, *of_optimizer), times)
+
+
+@contextmanager
+def _released(step: RecordedStep) -> Iterator[RecordedStep]:
+    """Holds no weak reference to a live tensor any more once the block ends."""
+    try:
+        yield step
+    finally:
+        step.recorder.release_tensors()
 
 
 def check_example(example: object) -> tuple[Any, ...]:
@@ -284,6 +301,8 @@ def _recorded(
         surroundings.put_back()
         for work in works:
             work.recorder.forget_history()
+        for work in works[:-1]:
+            work.recorder.release_tensors()
         for state in before:
             unwatch_values(state.places())
         seen = Observed()
