@@ -154,9 +154,15 @@ def test_wrong_use_ends_with_2(run: Run, words: tuple[str, ...], told: str) -> N
 
 
 def test_an_unknown_model_is_told_before_anything_else(run: Run) -> None:
-    ended = run("mobilenet_v9", "--planner", "magic")
+    ended = run("mobilenet_v9", "--memory", "1MB")
     assert ended.code == 1
     assert "did you mean 'mobilenet_v2'" in ended.told
+
+
+def test_an_unknown_planner_is_wrong_use(run: Run) -> None:
+    ended = run("lenet", "--planner", "optimel")
+    assert ended.code == 2
+    assert "did you mean optimal?" in ended.told
 
 
 def test_a_batch_that_the_model_refuses_is_told_by_its_shape(run: Run) -> None:
