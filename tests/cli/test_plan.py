@@ -159,6 +159,12 @@ def test_an_unknown_model_is_told_before_anything_else(run: Run) -> None:
     assert "did you mean 'mobilenet_v2'" in ended.told
 
 
+def test_an_unknown_planner_is_wrong_use(run: Run) -> None:
+    ended = run("lenet", "--planner", "optimel")
+    assert ended.code == 2
+    assert "did you mean optimal?" in ended.told
+
+
 def test_a_batch_that_the_model_refuses_is_told_by_its_shape(run: Run) -> None:
     ended = run("own.py:deep", "--batch", 2, "--input-size", 5, "--memory", "1MB")
     assert ended.code == 1

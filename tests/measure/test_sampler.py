@@ -105,9 +105,9 @@ def test_a_disk_that_is_full_ends_the_recording_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_takes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="Nothing can be recorded"), Sampler([Fake()], tmp_path / "file"):
+    with pytest.raises(UserError, match="nothing can be recorded"), Sampler([Fake()], tmp_path / "file"):
         pass
-    with pytest.raises(UserError, match="Nothing can be recorded"), Sampler([Fake()], tmp_path / "none"):
+    with pytest.raises(UserError, match="nothing can be recorded"), Sampler([Fake()], tmp_path / "none"):
         pass
 
 
