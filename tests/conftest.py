@@ -35,6 +35,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
+@pytest.fixture(autouse=True)
+def distributions_check() -> None:
+    """As in a process that has not called torch.compile, which turns the checks of all distributions off."""
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
