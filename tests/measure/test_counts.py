@@ -62,7 +62,7 @@ def test_the_command_shows_what_has_changed_and_ends_with_a_code(
     assert "different compiler" in said.err
     assert compare(monkeypatch, old, slower, "--tolerance", "0.03") == 0
     assert compare(monkeypatch, old, slower, "--figure", "lenet") == 0
-    assert compare(monkeypatch, old, slower, "--figure", "alexnet") == 1
+    assert compare(monkeypatch, old, slower, "--figure", "alexnet") == 2
 
 
 def test_what_one_file_alone_has_is_inconclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
