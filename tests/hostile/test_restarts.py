@@ -129,7 +129,7 @@ def test_a_file_of_the_run_is_gone_or_spoilt(run: Run, name: str, spoilt: str) -
 
 @pytest.mark.usefixtures("one_cache")
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
-@pytest.mark.parametrize("instant", ["load_data", "prepare", "write_atomic", "fsync", "mkdir"])
+@pytest.mark.parametrize("instant", ["load_data", "prepare", "write_text", "fsync", "mkdir"])
 def test_a_run_that_ended_before_it_left_anything_starts_over(
     run: Run, instant: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
