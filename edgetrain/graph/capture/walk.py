@@ -8,6 +8,7 @@ names stand in code that ran; in a narrow walk that holds for all objects.
 
 from __future__ import annotations
 
+import abc
 import functools
 import types
 from collections.abc import Container
@@ -24,7 +25,7 @@ Trail = list[tuple[Any, ...]]
 _CLASS_NOISE = {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__slots__"}
 
 
-class Walk:
+class Walk(abc.ABC):
     """
     trail:       what was met, in order: (path, its sort, what tells it from another of that sort)
     alive:       what was met is kept, so that no identity is used twice
@@ -45,17 +46,17 @@ class Walk:
         self.trail: Trail = []
         self.unnamed: set[str] = set()
 
+    @abc.abstractmethod
     def _described(self, value: Any) -> tuple[Any, ...]:
         """What tells an object from another one on the trail, without its parts."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _visit(self, value: Any, path: str) -> None:
         """Note the object, and push its parts."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _add_raw_attributes(self, value: Any, path: str) -> None:
         """Push what an object holds that cannot be asked which class it is of."""
-        raise NotImplementedError
 
     def add(self, value: Any, path: str) -> None:
         """Walk everything that hangs on `value`, depth first, in the order in which it was written down."""
